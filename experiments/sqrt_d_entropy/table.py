@@ -1,0 +1,431 @@
+"""sqrt_d_entropy, the torch-free half: parameters, exact theory, what follows from the rows, answer and chart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnrepro.config import Cell, distinct, in_range, one_of
+from attnrepro.results.rows import Row, text
+
+if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
+    import numpy as np
+    import pandas as pd
+
+    from attnrepro.results.published import PublishedLine
+    from attnrepro.results.verdicts import Protocol
+
+NAME = "sqrt_d_entropy"
+AXES = ("head_dim", "n_keys", "keys", "scaled", "design", "init", "dtype")
+# Rows that other rows are made from, not shown in the table.
+HIDDEN = ("design_", "correlation_sq_")
+UNITS = {"entropy": "nats", "entropy_sqrt_d": "nats", "uniform_entropy": "nats"}
+
+# A lead of the largest logit over the second (document 004, section 1.2).
+GAP = 8.0
+# A query counts as saturated when the trace of its softmax Jacobian is below this: no weight can move by a
+# thousandth of its logit's change.
+SATURATED = 1e-3
+# The five independent numbers of one row pair of the published table: the scaled logit sd is the unscaled one
+# divided by sqrt(d), because both columns come from the same draws.
+NUMBERS = ("logit_sd_unscaled", "entropy_unscaled", "max_weight_unscaled", "entropy_scaled", "max_weight_scaled")
+# Quantities with an exact expectation that Monte Carlo is judged against, by column of the measurement.
+JUDGED = {
+    "logit_mean": ("logit_mean", "mean"),
+    "logit_sq": ("logit_sd", "sd"),
+    "entropy": ("entropy", "mean"),
+    "max_weight": ("max_weight", "mean"),
+    "sum_sq_weights": ("sum_sq_weights", "mean"),
+    "gap_over_8": ("gap_over_8", "share"),
+    "product_variance": ("product_variance", "mean"),
+    "grad_logits_sq": ("grad_logits_norm", "rms"),
+    "grad_query_sq": ("grad_query_norm", "rms"),
+    "init_output_variance": ("init_output_variance", "mean"),
+}
+
+
+@dataclass
+class Params:
+    """Parameters of the table; ``conf/experiment/sqrt_d_entropy.yaml`` says what each means."""
+
+    study: str
+    head_dim: float
+    n_keys: list[int]
+    scaled: list[bool]
+    keys: list[str]
+    n_queries: int
+    n_key_sets: int
+    n_queries_per_set: int
+    n_gradient: int
+    max_normals: int
+    designs: list[int]
+
+    def __post_init__(self) -> None:
+        one_of(self, study=("draws", "identities"), keys=("own", "shared"))
+        distinct(self, "n_keys", "scaled", "keys", "designs")
+        in_range(self, head_dim=(1, math.inf), n_keys=(2, 65536), n_queries=(100, 10**9))
+        in_range(self, n_key_sets=(20, 10**7), n_queries_per_set=(2, 10**6), n_gradient=(100, 10**8))
+        in_range(self, max_normals=(0, 10**12), designs=(2, 10**6))
+        if math.isfinite(self.head_dim) and not float(self.head_dim).is_integer():
+            raise ValueError(f"head_dim={self.head_dim} must be a whole number or inf")
+        if math.isinf(self.head_dim) and (True not in self.scaled or "own" not in self.keys):
+            raise ValueError("head_dim=inf exists with the scale and own keys only: scaled needs true, keys needs own")
+        for n_keys in self.n_keys:
+            if self.max_normals and n_clusters(self, n_keys, "own") < 20:
+                raise ValueError(f"max_normals={self.max_normals} leaves fewer than 20 queries for n_keys={n_keys}")
+
+
+def scalings(p: Params) -> list[bool]:
+    """The scalings that exist: without 1/sqrt(d) there is no limit d = inf."""
+    return [scaled for scaled in p.scaled if scaled or math.isfinite(p.head_dim)]
+
+
+def key_kinds(p: Params) -> list[str]:
+    """The ways of drawing keys that differ: at d = inf shared keys are as good as own ones."""
+    return [kind for kind in p.keys if kind == "own" or math.isfinite(p.head_dim)]
+
+
+def both(p: Params) -> bool:
+    """Whether scaled and unscaled attention are measured on the same draws."""
+    return len(scalings(p)) == 2
+
+
+def n_clusters(p: Params, n_keys: int, kind: str) -> int:
+    """Independent draws of one kind: queries, or key sets."""
+    width = p.head_dim if math.isfinite(p.head_dim) else 1
+    wanted, rows = {
+        "own": (p.n_queries, n_keys + 1),
+        "gradient": (p.n_gradient, n_keys + 1),
+        "shared": (p.n_key_sets, n_keys + p.n_queries_per_set),
+    }[kind]
+    return int(min(wanted, p.max_normals // (rows * width))) if p.max_normals else wanted
+
+
+def seconds(cell: Cell) -> float:
+    """Rough time on one core, for planning: 6 ns a normal number, 0.15 us a logit."""
+    p = cell.params
+    if p.study == "identities":
+        return 1.0
+    width = p.head_dim if math.isfinite(p.head_dim) else 1
+    total = 0.0
+    for n_keys in p.n_keys:
+        for kind in [*key_kinds(p), "gradient"]:
+            clusters = n_clusters(p, n_keys, kind)
+            queries = p.n_queries_per_set if kind == "shared" else 1
+            rows = n_keys + (queries if kind == "shared" else 1)
+            total += clusters * (rows * width * 6e-9 + queries * n_keys * 0.15e-6)
+    return total * len(cell.seeds)
+
+
+def judged(p: Params, n_keys: int, column: str, scaled: bool | None, n: int) -> bool:
+    """Whether a column of the measurement is judged against theory by its normal approximation."""
+    from attnrepro.theory.softmax_logits import top_gap_probability
+
+    if column == "gap_over_8":
+        if scaled or math.isinf(p.head_dim):
+            return False
+        expected = n * top_gap_probability(n_keys, p.head_dim, False, GAP)
+        return expected >= 20 and n - expected >= 20
+    return column in JUDGED
+
+
+def theory(cell: Cell) -> list[Row]:
+    """Exact expectations of everything the cell measures (``attnrepro.theory.softmax_logits``)."""
+    p = cell.params
+    if p.study == "identities":
+        return _identities(p)
+    result: list[Row] = []
+    for n_keys in p.n_keys:
+        result += [row for kind in key_kinds(p) for row in _expectations(p, n_keys, kind)]
+    return result
+
+
+def _expectations(p: Params, n_keys: int, kind: str) -> list[Row]:
+    from attnrepro.theory.softmax_logits import softmax_statistics, top_gap_probability
+
+    base: dict[str, object] = {"head_dim": p.head_dim, "n_keys": n_keys, "keys": kind}
+    result: list[Row] = []
+
+    def add(quantity: str, statistic: str, value: float, scaled: bool | None = None) -> None:
+        axes = {**base, "scaled": scaled}
+        unit = UNITS.get(quantity, "")
+        result.append(Row(quantity, value, axes, source="theory", statistic=statistic, unit=unit))
+
+    found = {scaled: softmax_statistics(n_keys, p.head_dim, scaled) for scaled in scalings(p)}
+    for scaled, exact in found.items():
+        add("logit_mean", "mean", exact.logit_mean, scaled)
+        add("logit_sd", "sd", math.sqrt(exact.logit_variance), scaled)
+        add("entropy", "mean", exact.entropy, scaled)
+        add("max_weight", "mean", exact.max_weight, scaled)
+        add("sum_sq_weights", "mean", exact.sum_sq, scaled)
+        add("jacobian_trace", "mean", exact.jacobian_trace, scaled)
+        if not scaled:
+            add("gap_over_8", "share", top_gap_probability(n_keys, p.head_dim, False, GAP), scaled)
+            add("entropy_sqrt_d", "mean", exact.entropy * math.sqrt(p.head_dim), scaled)
+        if kind == "own":
+            add("grad_logits_norm", "rms", math.sqrt(exact.jacobian_sq), scaled)
+            if math.isfinite(p.head_dim):
+                add("grad_query_norm", "rms", math.sqrt(exact.grad_query_sq), scaled)
+    if kind == "own" and math.isfinite(p.head_dim):
+        add("product_variance", "mean", 1.0)
+    if both(p):
+        with_scale, without = found[True], found[False]
+        add("max_weight_excess", "paired_difference", without.max_weight - with_scale.max_weight)
+        add("jacobian_trace_gain", "paired_difference", with_scale.jacobian_trace - without.jacobian_trace)
+        if kind == "own":
+            add("grad_logits_sq_gain", "paired_difference", with_scale.jacobian_sq - without.jacobian_sq)
+            add("grad_query_sq_gain", "paired_difference", with_scale.grad_query_sq - without.grad_query_sq)
+    return result
+
+
+def _identities(p: Params) -> list[Row]:
+    exact: list[tuple[str, float, dict[str, object]]] = [
+        *(("uniform_entropy", math.log(n_keys), {"n_keys": n_keys}) for n_keys in p.n_keys),
+        ("jacobian_diagonal_error", 0.0, {}),
+        ("jacobian_offdiagonal_error", 0.0, {}),
+        ("weight_derivative_bound", 1 / 4, {}),
+        ("jacobian_norm_bound", 1 / 2, {}),
+        ("weight_ratio_at_gap_8", math.exp(GAP), {}),
+    ]
+    # exp(x) rounds to infinity from the middle between the largest number and the next power of two on; for
+    # float64 that middle is written as 1024 log 2 + log1p(-2^-54) because it is itself no float64.
+    for dtype, exponent, digits in (("float16", 16, 11), ("bfloat16", 128, 8), ("float32", 128, 24), ("float64", 1024, 53)):
+        exact.append(("exp_overflow", exponent * math.log(2) + math.log1p(-(2.0 ** -(digits + 1))), {"dtype": dtype}))
+    rows = [
+        Row(q, value, axes, source="theory", statistic="exact", unit=UNITS.get(q, "")) for q, value, axes in exact
+    ]
+    size = int(min(p.head_dim, 256))
+    # Glorot: Var w = 2/(fan_in + fan_out); He: Var w = 2/fan_in. A unit-variance input is multiplied by fan_in Var w.
+    for name, variance in (("xavier", 1.0), ("he", 2.0)):
+        axes = {"head_dim": size, "init": name}
+        rows.append(Row("init_output_variance", variance, axes, source="theory", statistic="mean"))
+    return rows
+
+
+def monte_carlo(frame: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+    """Rows that are judged against theory over the whole table, and the squared norm of their correlations."""
+    pairs = set(JUDGED.values())
+    chosen = [(row.quantity, row.statistic) in pairs and _enough(row) for row in frame.itertuples()]
+    correlations = frame[frame.quantity.str.startswith("correlation_sq_")].estimate.sum()
+    # The check of initialisers has two independent quantities and no correlation row.
+    return frame[chosen], float(correlations) + float((frame.quantity == "init_output_variance").sum())
+
+
+def _enough(row: Any) -> bool:
+    if not row.theory == row.theory or not row.sd or not row.n:
+        return False
+    if row.quantity != "gap_over_8":
+        return True
+    return bool(row.n * row.theory >= 20 and row.n * (1 - row.theory) >= 20)
+
+
+def derive(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict[str, object]]:
+    """Statistics of several cells together: slopes over d, ranges over d, plausibility of the published table."""
+    import numpy as np
+
+    from attnrepro.theory.softmax_logits import entropy_sqrt_d_limit
+
+    own = frame[(frame["keys"] == "own") & (frame.n_keys == "16") & (frame.head_dim != "inf")].copy()
+    own["d"] = own.head_dim.astype(float)
+    result: list[dict[str, object]] = []
+    for quantity, scaled, name, sign in (
+        ("entropy", "false", "entropy_fall_rate", -1),
+        ("logit_sd", "false", "logit_sd_growth_rate", 1),
+    ):
+        rows = _select(own, quantity, scaled).sort_values("d")
+        if len(rows) >= 3:
+            slope, se = _power(rows.d, rows.estimate, rows.sd / np.sqrt(rows.n))
+            exact = np.polyfit(np.log(rows.d), np.log(rows.theory), 1)[0] if quantity == "logit_sd" else math.nan
+            n = int(rows.n.min())
+            result.append(_line(name, "slope", sign * slope, n, se * math.sqrt(n), theory=sign * exact))
+    rows = _select(own, "logit_sd", "false").sort_values("d")
+    if len(rows) >= 2:
+        low, high = rows.iloc[0], rows.iloc[-1]
+        # The variance of the logits is d: how far it moved says how many decades of d were covered.
+        value = 2 * math.log10(high.estimate / low.estimate)
+        spread = 2 / math.log(10) * math.sqrt(sum((r.sd / r.estimate) ** 2 / r.n for r in (low, high)))
+        n = int(low.n)
+        exact = math.log10(high.d / low.d)
+        result.append(_line("head_dim_decades", "value", value, n, spread * math.sqrt(n), theory=exact))
+    for quantity in ("logit_sd", "entropy", "max_weight"):
+        rows = _select(own, quantity, "true")
+        if len(rows) >= 2:
+            for which, index in (("smallest", rows.theory.idxmin()), ("largest", rows.theory.idxmax())):
+                row = rows.loc[index]
+                line = _line(f"{quantity}_{which}_over_d", "value", row.estimate, int(row.n), row.sd, theory=row.theory)
+                result.append({**line, "scaled": "true"})
+    for d in sorted(own.d.unique()):
+        pair = [_select(own[own.d == d], "logit_sd", flag) for flag in ("false", "true")]
+        if all(len(part) == 1 for part in pair):
+            ratio = float(pair[0].estimate.iloc[0] / pair[1].estimate.iloc[0] / math.sqrt(d))
+            line = _line("logit_sd_ratio_over_sqrt_d", "exact", ratio, 1, math.nan, theory=1.0)
+            result.append({**line, "head_dim": text(d), "n_keys": "16", "keys": "own"})
+    limit = _line("entropy_sqrt_d", "mean", math.nan, 0, math.nan, theory=entropy_sqrt_d_limit(16))
+    result.append({**limit, "head_dim": "inf", "n_keys": "16", "keys": "own", "scaled": "false"})
+    return result + _joint(frame, published)
+
+
+def _power(x: pd.Series, y: pd.Series, se: pd.Series) -> tuple[float, float]:
+    """Exponent of y against x and its standard error, each point weighted by its own Monte-Carlo error."""
+    import numpy as np
+
+    log_x, log_y, weight = np.log(x), np.log(y), (y / se) ** 2
+    centred = log_x - np.average(log_x, weights=weight)
+    information = float((weight * centred**2).sum())
+    return float((weight * centred * log_y).sum() / information), 1 / math.sqrt(information)
+
+
+def _select(frame: pd.DataFrame, quantity: str, scaled: str) -> pd.DataFrame:
+    return frame[(frame.quantity == quantity) & (frame.scaled == scaled) & (frame.statistic != "median")]
+
+
+def _line(
+    quantity: str, statistic: str, value: float, n: int, sd: float, *, theory: float = math.nan
+) -> dict[str, object]:
+    return {"quantity": quantity, "statistic": statistic, "estimate": value, "n": n, "sd": sd, "theory": theory}
+
+
+def _printed(published: Sequence[PublishedLine]) -> dict[float, list[float]]:
+    """The published five independent numbers for each d, in the order of ``NUMBERS``."""
+    found: dict[float, dict[str, float]] = {}
+    for line in published:
+        axes = dict(line.axes)
+        d, scaled = axes.get("head_dim", ""), axes.get("scaled", "")
+        if line.klass == "sampling" and line.quantity in ("logit_sd", "entropy", "max_weight") and d and scaled:
+            name = f"{line.quantity}_{'scaled' if scaled == 'true' else 'unscaled'}"
+            if line.published is not None and name in NUMBERS:
+                found.setdefault(float(d), {})[name] = line.published
+    return {d: [numbers[n] for n in NUMBERS] for d, numbers in found.items() if len(numbers) == len(NUMBERS)}
+
+
+def _joint(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict[str, object]]:
+    """p of the whole published table under each design: T² summed over the independent d.
+
+    Under a design each d gives T² = (x - m)' C^-1 (x - m) with the mean and covariance of that design's samples.
+    The sum's distribution is a shifted gamma with the three cumulants that the samples of T² themselves had, because
+    entropies of a few dozen saturated queries are far from normal.
+    """
+    import numpy as np
+    from scipy import stats as distributions
+
+    printed = _printed(published)
+    hidden = frame[frame.quantity.str.startswith("design_") & (frame.n_keys == "16")]
+    result = []
+    largest = 0.0
+    for (keys, design), part in hidden.groupby(["keys", "design"], sort=False):
+        t2, cumulants, n = 0.0, np.zeros(3), 0
+        for d, numbers in printed.items():
+            cell = part[part.head_dim == text(d)].set_index("quantity").estimate
+            if cell.empty:
+                break
+            mean = np.array([cell[f"design_{name}"] for name in NUMBERS])
+            covariance = _covariance(part[part.head_dim == text(d)])
+            x = np.array(numbers) - mean
+            t2 += float(x @ np.linalg.solve(covariance, x))
+            cumulants += [len(NUMBERS), cell["design_t2_variance"], cell["design_t2_third"]]
+            n = int(part[part.head_dim == text(d)].n.min())
+        else:
+            skew = cumulants[2] / cumulants[1] ** 1.5
+            p = float(distributions.pearson3.sf(t2, skew, loc=cumulants[0], scale=math.sqrt(cumulants[1])))
+            largest = max(largest, p)
+            result.append({**_line("published_table_p", "value", p, n, math.nan), "keys": keys, "design": design})
+    if result:
+        result.append(_line("published_table_largest_p", "value", largest, len(result), math.nan))
+    return result
+
+
+def _covariance(cell: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.float64]]:
+    import numpy as np
+
+    values = cell.set_index("quantity")
+    matrix = np.diag([float(values.sd[f"design_{name}"]) ** 2 for name in NUMBERS])
+    for i, name in enumerate(NUMBERS):
+        for j in range(i):
+            matrix[i, j] = matrix[j, i] = values.estimate[f"design_cov_{name}_{NUMBERS[j]}"]
+    return matrix
+
+
+def protocols(line: PublishedLine, frame: pd.DataFrame) -> list[Protocol]:
+    """The designs under which a printed number of the table may have been made."""
+    from attnrepro.results.verdicts import Protocol
+
+    if line.quantity == "published_table_largest_p":
+        value = frame.loc[frame.quantity == line.quantity, "estimate"]
+        return [Protocol("the best design", float(value.iloc[0]), 0.0)] if len(value) else []
+    axes = dict(line.axes)
+    d, scaled = axes.get("head_dim", ""), axes.get("scaled", "")
+    column, factor = f"{line.quantity}_{'scaled' if scaled == 'true' else 'unscaled'}", 1.0
+    if column == "logit_sd_scaled":
+        column, factor = "logit_sd_unscaled", 1 / math.sqrt(float(d))
+    chosen = frame[(frame.quantity == f"design_{column}") & (frame.head_dim == d) & (frame.n_keys == axes["n_keys"])]
+    return [
+        Protocol(f"{r.design} queries, {r.keys} keys", r.estimate * factor, r.sd * factor, number=f"{column} at d={d}")
+        for r in chosen.itertuples()
+    ]
+
+
+def answer(frame: pd.DataFrame) -> str:
+    """What the rows say, in one or two sentences."""
+    own = frame[(frame["keys"] == "own") & (frame.n_keys == "16") & (frame.statistic == "mean")]
+
+    def entropy_at(d: str, scaled: str) -> str:
+        row = own[(own.quantity == "entropy") & (own.head_dim == d) & (own.scaled == scaled)]
+        if row.empty:
+            return "not measured"
+        r = row.iloc[0]
+        return f"{r.estimate:.4f} nats [{r.ci_low:.4f}, {r.ci_high:.4f}]"
+
+    finite = sorted({float(d) for d in own.head_dim if d not in ("", "inf")})
+    if not finite:
+        return ""
+    low, high = text(finite[0]), text(finite[-1])
+    parts = [
+        f"From d = {low} to d = {high} the entropy of attention over 16 keys falls from {entropy_at(low, 'false')} to"
+        f" {entropy_at(high, 'false')} without the scale, and stays between {entropy_at(low, 'true')} and"
+        f" {entropy_at(high, 'true')} with it."
+    ]
+    grads = frame[(frame.quantity == "grad_query_norm") & (frame.head_dim == high) & (frame.n_keys == "16")]
+    rms = {r.scaled: r.estimate for r in grads[grads.statistic == "rms"].itertuples()}
+    trace = frame[(frame.quantity == "jacobian_trace") & (frame.head_dim == high) & (frame.scaled == "false")]
+    median = trace[(trace.statistic == "median") & (trace.n_keys == "16")].estimate
+    if len(rms) == 2 and len(median):
+        parts.append(
+            f"Without it the typical gradient vanishes (median Jacobian trace {median.iloc[0]:.1g} at d = {high}), but"
+            f" the root mean square gradient of the query is {rms['false'] / rms['true']:.1f} times larger, not smaller."
+        )
+    return " ".join(parts)
+
+
+def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
+    """Entropy, largest weight and logit sd against d: theory as lines, measured with intervals, published as crosses."""
+    import altair as alt
+
+    titles = {"entropy": "attention entropy (nats)", "max_weight": "largest weight", "logit_sd": "logit sd"}
+    rows = frame[
+        frame.quantity.isin(list(titles))
+        & (frame["keys"] == "own")
+        & (frame.n_keys == "16")
+        & ~frame.head_dim.isin(["", "inf"])
+    ].copy()
+    rows["d"] = rows.head_dim.astype(float)
+    rows["scale"] = rows.scaled.map({"true": "with 1/√d", "false": "without"})
+    columns = ["d", "scale", "quantity", "estimate", "ci_low", "ci_high", "theory", "published"]
+    panels = []
+    for quantity, title in titles.items():
+        data = rows[rows.quantity == quantity][columns].drop_duplicates(["d", "scale"])
+        values = alt.Data(values=[{k: v for k, v in record.items() if v == v} for record in data.to_dict("records")])
+        axis = alt.Scale(type="log") if quantity == "logit_sd" else alt.Scale(zero=True)
+        x = alt.X("d:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=sorted(rows.d.unique())), title="head dimension d")
+        colour = alt.Color("scale:N", title=None)
+        base = alt.Chart(values).encode(x=x, color=colour)
+        tip = [alt.Tooltip(f"{c}:{'N' if c == 'scale' else 'Q'}") for c in columns if c != "quantity"]
+        layers = (
+            base.mark_line(opacity=0.7).encode(y=alt.Y("theory:Q", title=title, scale=axis)),
+            base.mark_rule(strokeWidth=2).encode(y=alt.Y("ci_low:Q", scale=axis), y2="ci_high:Q"),
+            base.mark_point(filled=True, size=45).encode(y=alt.Y("estimate:Q", scale=axis), tooltip=tip),
+            base.mark_point(shape="cross", size=90).encode(y=alt.Y("published:Q", scale=axis), tooltip=tip),
+        )
+        panels.append(alt.layer(*layers).properties(width="container", height=220).to_dict())
+    return panels

@@ -1,0 +1,72 @@
+"""``make accept``: finished cells of this machine become the committed reference."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnrepro import paths
+from attnrepro.app.gather import REPORTED, CellRows, grid, own_cells, reference_cells
+from attnrepro.config import BadInput, digest, table_module
+from attnrepro.results.rows import HEAD, TAIL
+from attnrepro.results.store import Store, to_json, write_text
+
+
+def accept(table: str, store: Store) -> list[str]:
+    """Copy the finished grid cells of a table into ``raw/<environment>/``; returns what changed, a line each.
+
+    Cells off the table's own grid and of scale smoke stay yours. Reference cells that no longer belong to the
+    grid of their scale are dropped.
+    """
+    raw = store.root / "raw"
+    order = {
+        (scale, digest(science)): i for scale in REPORTED for i, science in enumerate(grid(table, scale))
+    }
+    own = [cell for cell in own_cells(store, table, REPORTED) if (cell.scale, cell.identity) in order]
+    said = []
+    for environment in sorted({cell.environment for cell in own}):
+        old = {c.key: c for c in reference_cells(raw, table, REPORTED) if c.environment == environment}
+        new = {c.key: c for c in old.values() if (c.scale, c.identity) in order}
+        new |= {c.key: c for c in own if c.environment == environment}
+        for key in sorted(old.keys() | new.keys()):
+            if key not in new:
+                said.append(f"{environment} {table} {key}: dropped, no longer on the grid")
+            elif key not in old:
+                said.append(f"{environment} {table} {key}: new")
+            elif list(old[key].rows) != list(new[key].rows):
+                said.append(f"{environment} {table} {key}: rows changed")
+            elif old[key].code != new[key].code:
+                said.append(f"{environment} {table} {key}: same rows by newer code")
+        cells = sorted(new.values(), key=lambda c: (REPORTED.index(c.scale), order[c.scale, c.identity]))
+        _write(raw, environment, table, cells)
+    return said
+
+
+def _write(raw: Path, environment: str, table: str, cells: Sequence[CellRows]) -> None:
+    columns = [*HEAD, *table_module(table).AXES, *TAIL]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    for cell in cells:
+        writer.writerows(cell.rows)
+    records = {c.key: {**c.run, "code": c.code, "config": dict(c.science)} for c in cells}
+    write_text(raw / environment / f"{table}.csv", out.getvalue())
+    write_text(raw / environment / f"{table}.json", to_json(json.loads(json.dumps(records))))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Accept the named tables, or all."""
+    store = Store(paths.results_dir())
+    known = paths.table_names()
+    try:
+        for name in argv:
+            if name not in known:
+                raise BadInput(f"TABLE={name}: there is no such table; choices: {', '.join(known)}")
+    except BadInput as error:
+        print(f"accept: {error}", file=sys.stderr)
+        return 2
+    said = [line for table in argv or known for line in accept(table, store)]
+    print("\n".join(said) if said else "nothing to accept: no finished cell differs from the reference", file=sys.stderr)
+    return 0

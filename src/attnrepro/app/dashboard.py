@@ -1,0 +1,293 @@
+"""The dashboard: every table as one self-contained HTML page that opens from disk and asks for no network.
+
+Text from the rows reaches the page in two ways only: escaped HTML text (the cards, written here) and JSON in
+inert ``<script type="application/json">`` blocks, which ``assets/page.js`` inserts as text nodes. A content
+security policy names the two scripts of the page by hash and forbids every request, so that a string that
+slipped through could neither run nor call anywhere.
+
+Charts are Vega-Lite specifications. The page gives them width, fonts, colours for light and dark, and four
+mark styles to be used instead of literal colours: ``measured``, ``interval``, ``theory`` and ``published``
+(``mark_line(style="theory")``).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from attnrepro.results.store import write_text
+
+# Every column of results/tables/<table>.csv that is not an axis.
+COLUMNS = (
+    "variant",
+    "environment",
+    "scale",
+    "quantity",
+    "statistic",
+    "unit",
+    "n",
+    "n_failed",
+    "estimate",
+    "sd",
+    "ci_low",
+    "ci_high",
+    "theory",
+    "published",
+    "claim",
+    "class",
+    "p",
+    "verdict",
+    "stale",
+    "note",
+)
+
+# word: (kind, meaning). The kind selects colour and sign of a chip; the order, worst first, is the page's.
+VERDICTS = {
+    "FAILED": ("broken", "Our own measurement and theory disagree: a bug of ours, not a finding."),
+    "SOURCE_ERROR": ("disagrees", "Theory and an independent measurement both exclude the printed value."),
+    "CONTRADICTED": ("disagrees", "A checked reference says otherwise."),
+    "DIFFERS": ("disagrees", "The printed number is not a plausible draw of the protocols that were tried."),
+    "TREND_FAILS": ("disagrees", "The interval of the paired difference lies on the other side of zero."),
+    "INCONCLUSIVE": ("open", "The measurement cannot decide."),
+    "NOT_RUN": ("none", "Not measured; the note has the reason."),
+    "NOT_JUDGED": ("none", "Shown for information, such as milliseconds of one machine."),
+    "WITHIN_NOISE": ("agrees", "The printed number is a plausible draw, given its sample size and rounding."),
+    "TREND_HOLDS": ("agrees", "The interval of the paired difference lies on the claimed side of zero."),
+    "CONFIRMED": ("agrees", "A checked reference agrees."),
+    "REPRODUCED": ("agrees", "Theory and measurement agree with the printed value within its rounding."),
+}
+
+_STYLE_KEY = {
+    "measured": "points: measured",
+    "interval": "bars: 95 % interval",
+    "theory": "dashed line: theory",
+    "published": "×: published",
+}
+
+
+@dataclass(frozen=True)
+class TablePage:
+    """What the page shows of one table.
+
+    ``document`` is a document id (000-004) with its section, ``answer`` the sentence made from the rows,
+    ``command`` the exact command line. ``frame`` has the axes and then ``COLUMNS``; a cell is a number, or a
+    string as read with ``dtype=str, keep_default_na=False``. An empty string, ``None`` and a float NaN are
+    missing values, while the string ``nan`` is a measured NaN and is shown as such. ``charts`` are Vega-Lite
+    specifications; ``description`` (else ``title``) of each becomes its accessible name.
+    """
+
+    table: str
+    title: str
+    document: str
+    question: str
+    answer: str
+    command: str
+    how_to_read: str
+    frame: pd.DataFrame
+    axes: tuple[str, ...]
+    charts: tuple[dict[str, Any], ...]
+
+
+def render(pages: Sequence[TablePage], heading: str, subtitle: str) -> str:
+    """Return the HTML page; the same input gives the same text.
+
+    The first call in a process that has a chart takes about a second, to bundle the chart library. Raises
+    ``ValueError`` if a frame lacks a column or two pages have the same table name.
+    """
+    _check(pages)
+    script = _asset("page.js")
+    library = _chart_library() if any(page.charts for page in pages) else ""
+    counts = Counter(str(word) for page in pages for word in page.frame["verdict"] if _cell(word))
+    words = sorted(counts, key=lambda word: (_rank(word), word))
+    rows = sum(len(page.frame) for page in pages)
+    verdicts = {word: {"kind": kind, "meaning": meaning} for word, (kind, meaning) in VERDICTS.items()}
+    page = _fill(
+        _asset("template.html"),
+        policy=_policy(script, library),
+        heading=_text(heading),
+        subtitle=_text(subtitle),
+        totals=f"{_plural(len(pages), 'table')}, {_plural(rows, 'row')}, {counts.total()} with a verdict",
+        filters="".join(_filter_chip(word, counts[word]) for word in words),
+        meanings="".join(
+            f"<div><dt>{_chip(word)}</dt><dd>{_text(meaning)}</dd></div>"
+            for word, (_, meaning) in VERDICTS.items()
+        ),
+        contents="".join(f'<li><a href="#{_text(p.table)}">{_text(p.title)}</a></li>' for p in pages),
+        cards="".join(_card(page) for page in pages),
+        verdicts=_json(verdicts),
+        style=_asset("page.css"),
+        script=script,
+        library=library,
+    )
+    # A lone surrogate is no text; it must not keep the whole page from being written.
+    return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def write(pages: Sequence[TablePage], path: Path, heading: str, subtitle: str) -> bool:
+    """Write the page to ``path``; return False and touch nothing if the file already has these bytes.
+
+    The file appears whole: a reader sees the old page or the new one. Raises what ``render`` raises.
+    """
+    return write_text(path, render(pages, heading, subtitle))
+
+
+def _check(pages: Sequence[TablePage]) -> None:
+    for page in pages:
+        missing = [name for name in (*page.axes, *COLUMNS) if name not in page.frame.columns]
+        if missing:
+            raise ValueError(f"table {page.table} lacks the column(s) {', '.join(missing)}")
+    name, times = Counter(page.table for page in pages).most_common(1)[0] if pages else ("", 0)
+    if times > 1:
+        raise ValueError(f"table {name} is given {times} times")
+
+
+def _card(page: TablePage) -> str:
+    names = [_chart_name(page, number) for number in range(len(page.charts))]
+    return _fill(
+        _asset("card.html"),
+        table=_text(page.table),
+        layout="one-chart" if len(page.charts) == 1 else "",
+        title=_text(page.title),
+        document=_text(page.document),
+        question=_text(page.question),
+        answer=_text(page.answer),
+        command=_text(page.command),
+        how_to_read=_text(page.how_to_read),
+        charts="".join(f'<div class="chart" role="img" aria-label="{_text(name)}"></div>' for name in names),
+        key=_text("; ".join(text for style, text in _STYLE_KEY.items() if style in _styles(page.charts))),
+        data=_json(
+            {
+                "axes": page.axes,
+                "rows": len(page.frame),
+                "columns": {name: _column(page.frame[name]) for name in (*page.axes, *COLUMNS)},
+                "charts": [
+                    {**chart, "description": name} for chart, name in zip(page.charts, names, strict=True)
+                ],
+            }
+        ),
+    )
+
+
+def _chart_name(page: TablePage, number: int) -> str:
+    chart = page.charts[number]
+    title = chart.get("title")
+    text = chart.get("description") or (title.get("text") if isinstance(title, dict) else title) or page.title
+    return f"{page.table}, chart {number + 1}: {text}"
+
+
+def _styles(spec: object) -> set[str]:
+    """Names of the mark styles used anywhere in a specification."""
+    found: set[str] = set()
+    for node in _dicts(spec):
+        style = node.get("style", ())
+        found.update([style] if isinstance(style, str) else style)
+    return found
+
+
+def _dicts(node: object) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield node
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list | tuple) else ()
+    for child in children:
+        yield from _dicts(child)
+
+
+def _column(values: pd.Series[Any]) -> str | list[str]:
+    """Cells as strings; one string stands for a column that is the same in every row."""
+    cells = [_cell(value) for value in values]
+    return cells[0] if len(set(cells)) == 1 else cells
+
+
+def _cell(value: Any) -> str:
+    """Text of a cell: strings as they are, numbers with ``repr`` precision, missing values empty."""
+    if isinstance(value, str):
+        return value
+    if value is None or value is pd.NA or value is pd.NaT or value != value:
+        return ""
+    return repr(value.item() if hasattr(value, "item") else value)
+
+
+def _rank(word: str) -> int:
+    return list(VERDICTS).index(word) if word in VERDICTS else len(VERDICTS)
+
+
+def _chip(word: str) -> str:
+    kind = VERDICTS.get(word, ("none", ""))[0]
+    return f'<span class="chip {kind}">{_text(word)}</span>'
+
+
+def _filter_chip(word: str, count: int) -> str:
+    kind = VERDICTS.get(word, ("none", ""))[0]
+    return (
+        f'<button type="button" class="chip {kind}" data-verdict="{_text(word)}" aria-pressed="false">'
+        f"{_text(word)} <b>{count}</b></button>"
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _json(value: object) -> str:
+    """JSON that can stand inside a script element: nothing in it can end the element or open a comment."""
+    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _plain(value: Any) -> Any:
+    """Turn numpy scalars into Python's, and numbers that JSON does not have into null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@cache
+def _asset(name: str) -> str:
+    return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _chart_library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script that defines ``vegaEmbed`` and nothing else.
+
+    The function around it keeps the bundle's thousands of one-letter constants out of the global scope.
+    """
+    import vl_convert
+
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return "(() => {" + bundle.replace("</script", r"<\/script").replace("<!--", r"<\!--") + "\n})();"
+
+
+def _policy(*scripts: str) -> str:
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts if script)
+    sources = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _fill(template: str, **values: str) -> str:
+    """Replace each ``{{name}}`` once; what is put in is not looked at again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)

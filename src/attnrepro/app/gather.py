@@ -1,0 +1,210 @@
+"""From recorded rows to estimates: which cells a table has, yours and the reference, and what they say together."""
+
+import functools
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnrepro import paths, stats
+from attnrepro.app.precheck import make_plan
+from attnrepro.codeversion import code_version
+from attnrepro.config import digest, table_module
+from attnrepro.results.rows import read_csv, text
+from attnrepro.results.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = (
+    "variant environment scale quantity statistic unit n n_failed estimate sd ci_low ci_high theory published"
+    " claim class p verdict stale note"
+).split()
+REPORTED = ("cpu", "full")
+
+
+@dataclass(frozen=True)
+class CellRows:
+    """Recorded rows of one cell with what is known about it."""
+
+    key: str
+    environment: str
+    scale: str
+    code: str
+    science: Mapping[str, Any]
+    rows: Sequence[Mapping[str, str]]
+    run: Mapping[str, Any]
+    own: bool
+
+    @property
+    def identity(self) -> str:
+        """What was asked for, whatever machine did it."""
+        return digest(self.science)
+
+
+@dataclass
+class Group:
+    """All estimates of a table in one environment, at one scale and of one variant: never pooled with others."""
+
+    variant: str
+    environment: str
+    scale: str
+    own: bool
+    stale: bool
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    not_run: str = ""
+
+    def frame(self) -> "pd.DataFrame":
+        """Estimates as a frame; axes are text, numbers are floats (nan where blank)."""
+        import pandas as pd
+
+        return pd.DataFrame(self.lines)
+
+
+def own_cells(store: Store, table: str, scales: Iterable[str]) -> list[CellRows]:
+    """The user's finished cells."""
+    found = []
+    for record in store.finished(table):
+        science = record.config
+        if science["scale"] in scales:
+            run = record.run
+            rows = read_csv(record.rows_path)
+            name = record.folder.name.removesuffix(".old")
+            found.append(
+                CellRows(name, run["environment"], science["scale"], record.code, science, rows, run, own=True)
+            )
+    return found
+
+
+def reference_cells(raw: Path, table: str, scales: Iterable[str]) -> list[CellRows]:
+    """The committed reference cells of every environment."""
+    found = []
+    for path in sorted(raw.glob(f"*/{table}.csv")):
+        records = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        rows: dict[str, list[Mapping[str, str]]] = {}
+        for row in read_csv(path):
+            rows.setdefault(row["key"], []).append(row)
+        for key, record in records.items():
+            science = record["config"]
+            if science["scale"] in scales:
+                found.append(
+                    CellRows(
+                        key,
+                        path.parent.name,
+                        science["scale"],
+                        record["code"],
+                        science,
+                        rows.get(key, []),
+                        record,
+                        own=False,
+                    )
+                )
+    return found
+
+
+@functools.cache
+def grid(table: str, scale: str) -> tuple[dict[str, Any], ...]:
+    """The scientific configuration of every cell of the table's own grid, in its order."""
+    plan = make_plan([f"experiment={table}", f"scale={scale}", "trainer=cpu"], check_inputs=False)
+    return tuple(planned.cell.science() for planned in plan.cells)
+
+
+def variant(science: Mapping[str, Any], axes: Sequence[str]) -> str:
+    """Empty for a cell of the table's own grid, else what sets it apart from every cell of the grid."""
+    cells = grid(str(science["table"]), str(science["scale"]))
+    if any(digest(cell) == digest(science) for cell in cells):
+        return ""
+    different = []
+    for name in ("seeds", "precision"):
+        if all(cell[name] != science[name] for cell in cells):
+            different.append(f"{name}={_show(science[name])}")
+    for name, value in science["params"].items():
+        if all(cell["params"].get(name) != value for cell in cells) and name not in axes:
+            different.append(f"{name}={_show(value)}")
+    return " ".join(different) or "off the grid"
+
+
+def _show(value: object) -> str:
+    return "[" + ",".join(map(_show, value)) + "]" if isinstance(value, list) else text(value)
+
+
+def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = REPORTED) -> list[Group]:
+    """Estimates of a table by environment, scale and variant.
+
+    Your cell stands in for a reference cell of the same environment and key; other environments stand beside it.
+    """
+    own = own_cells(store, table, scales) if store else []
+    seen = {(cell.environment, cell.key) for cell in own}
+    cells = own + [c for c in reference_cells(raw, table, scales) if (c.environment, c.key) not in seen]
+    module = table_module(table)
+    code = code_version(table)
+    order = {digest(cell): i for scale in scales for i, cell in enumerate(grid(table, scale))}
+    buckets: dict[tuple[str, str, str], list[CellRows]] = {}
+    for cell in sorted(cells, key=lambda c: (order.get(c.identity, len(order)), c.key)):
+        buckets.setdefault((variant(cell.science, module.AXES), cell.environment, cell.scale), []).append(cell)
+    found = []
+    for (name, environment, scale), members in sorted(buckets.items()):
+        group = Group(name, environment, scale, any(c.own for c in members), any(c.code != code for c in members))
+        group.lines = _estimates(members, module.AXES, code)
+        reasons = [r["status"] for c in members for r in c.rows if r["status"].startswith("not_run: ")]
+        group.not_run = reasons[0].removeprefix("not_run: ") if reasons else ""
+        found.append(group)
+    return found
+
+
+def _estimates(cells: Sequence[CellRows], axes: Sequence[str], code: str) -> list[dict[str, Any]]:
+    measured: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    theory: dict[tuple[str, ...], float] = {}
+    units: dict[tuple[str, ...], str] = {}
+    stale: dict[tuple[str, ...], bool] = {}
+    for cell in cells:
+        for row in cell.rows:
+            at = (*(row[axis] for axis in axes), row["quantity"], row["statistic"])
+            units[at] = row["unit"]
+            if row["source"] == "theory":
+                theory[at] = float(row["value"])
+            elif not row["status"].startswith("not_run"):
+                measured.setdefault(at, []).append(row)
+                stale[at] = stale.get(at, False) or cell.code != code
+    lines = []
+    for at in [*measured, *(at for at in theory if at not in measured)]:
+        line: dict[str, Any] = dict(zip((*axes, "quantity", "statistic"), at, strict=True))
+        line |= estimate(measured.get(at, []), at[-1])
+        line |= {"unit": units[at], "theory": theory.get(at, math.nan), "stale": stale.get(at, False)}
+        lines.append(line)
+    return lines
+
+
+def estimate(rows: Sequence[Mapping[str, str]], statistic: str) -> dict[str, Any]:
+    """n, mean, spread and 95 % interval of what several seeds (or one Monte Carlo run) measured."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    line: dict[str, Any] = {
+        "n": 0,
+        "n_failed": len(rows) - len(ok),
+        "estimate": math.nan,
+        "sd": math.nan,
+        "ci_low": math.nan,
+        "ci_high": math.nan,
+        "seeds": (),
+    }
+    if not ok:
+        return line
+    values = [float(row["value"]) for row in ok]
+    if all(row["sd"] for row in ok):
+        parts = [(float(row["value"]), float(row["sd"]), int(row["n"])) for row in ok]
+        line["estimate"], line["sd"], line["n"] = stats.pool(parts) if len(parts) > 1 else parts[0]
+        interval = stats.monte_carlo_interval(line["estimate"], line["sd"], line["n"])
+    elif statistic == "exact" or all(int(row["n"]) > 1 for row in ok):
+        # Nothing random: seeds agree, or the largest of what they found stands for all.
+        line["estimate"], line["n"] = max(values), sum(int(row["n"]) for row in ok)
+        return line
+    else:
+        interval = stats.mean_interval(values)
+        line["estimate"], line["n"], line["seeds"] = interval.value, len(values), tuple(values)
+        if len(values) > 1:
+            line["sd"] = statistics.stdev(values)
+    line["ci_low"], line["ci_high"] = interval.low, interval.high
+    return line

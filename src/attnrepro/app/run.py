@@ -1,0 +1,242 @@
+"""Run one cell: lock, measure under the Trainer, record. The only way a row comes into being."""
+
+import contextlib
+import importlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attnrepro import environment, paths
+from attnrepro.app import tracking
+from attnrepro.codeversion import code_version
+from attnrepro.config import Cell, Config, digest, table_module
+from attnrepro.results.rows import Row, text, to_csv
+from attnrepro.results.store import Store, to_json
+
+Say = Callable[[str], None]
+
+
+class CellFailed(RuntimeError):
+    """A cell raised; the store holds its log."""
+
+
+def say(line: str) -> None:
+    """A line for the user, on standard error, at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def run_cell(
+    config: Config,
+    cell: Cell,
+    store: Store,
+    *,
+    overrides: list[str],
+    report: Callable[[float], None] | None = None,
+    tell: Say = say,
+) -> str:
+    """Measure a cell and record it; returns ``ran`` or ``reused``.
+
+    Raises ``CellFailed`` after recording the traceback. Interruption passes through; nothing half-written stays.
+    """
+    code = code_version(cell.table)
+    with store.lock(cell.table, cell.key, on_wait=lambda: tell(f"{cell.table} {cell.key}: waiting for another run")):
+        # Another process may have finished it while this one waited.
+        record = store.find(cell.table, cell.key)
+        if record and (record.code == code or config.stale == "keep"):
+            return "reused"
+        with tempfile.TemporaryDirectory(prefix="attnrepro-") as scratch:
+            log = Path(scratch) / "job.log"
+            with _logged(log):
+                try:
+                    files = _measure(config, cell, store, code, overrides, report, tell)
+                    store.write(cell.table, cell.key, files, code=code, log=log)
+                except Exception as error:
+                    logging.getLogger("attnrepro").exception("%s %s failed", cell.table, cell.key)
+                    _flush()
+                    where = _record_failure(store, cell, error, overrides, log)
+                    raise CellFailed(f"{cell.table} {cell.key}: {_first_line(error)} (log: {where})") from error
+    return "ran"
+
+
+def _first_line(error: BaseException) -> str:
+    text_ = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text_}" if text_ else type(error).__name__
+
+
+def _record_failure(store: Store, cell: Cell, error: Exception, overrides: list[str], log: Path) -> str:
+    failure = {
+        "error": _first_line(error),
+        "traceback": traceback.format_exception(error),
+        "overrides": overrides,
+    }
+    try:
+        return str(store.write_failure(cell.table, cell.key, failure, log))
+    except OSError as full:  # the disk that failed the cell may fail its log too
+        return f"not written, {full.strerror or full}"
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Everything that is logged while a cell runs goes to its job.log."""
+    root = logging.getLogger()
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
+
+
+def _flush() -> None:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+def _measure(
+    config: Config,
+    cell: Cell,
+    store: Store,
+    code: str,
+    overrides: list[str],
+    report: Callable[[float], None] | None,
+    tell: Say,
+) -> dict[str, str]:
+    table = table_module(cell.table)
+    started = time.perf_counter()
+    if config.tracking.mode == "auto":
+        tell_once(tracking.resolve_mode(config.tracking)[1], tell)
+    name = " ".join(o for o in overrides if not o.startswith(("experiment=", "scale="))) or "default"
+    with tracking.track(
+        config.tracking,
+        root=store.root,
+        run_id=f"{cell.key}{_attempt(cell, code)}",
+        table=cell.table,
+        name=name,
+        job_type="measure",
+        tags=[f"document {config.document}", f"scale {cell.scale}"],
+        config={**cell.science(), "key": cell.key, "code": code},
+    ) as tracker:
+        rows = _rows(cell, store, tracker.logger, report)
+        theory = getattr(table, "theory", None)
+        rows += theory(cell) if theory else []
+        content = to_csv(rows, key=cell.key, scale=cell.scale, axes=table.AXES)
+        _summarise(tracker, rows, content)
+        run = {
+            **environment.provenance(cell.accelerator),
+            "wall_seconds": round(time.perf_counter() - started, 3),
+            "threads": cell.threads,
+            "precision": cell.precision,
+            "seeds": list(cell.seeds),
+            "command": ["attnrepro", *(_private(o) for o in overrides)],
+            "code": code,
+            "git": git_sha(),
+            "data_sha256": None,
+            "wandb": {"mode": tracker.mode, "url": tracker.url},
+        }
+    return {"rows.csv": content, "config.yaml": yaml.safe_dump(cell.science(), sort_keys=True), "run.json": to_json(run)}
+
+
+_told: set[str] = set()
+
+
+def tell_once(sentence: str, tell: Say) -> None:
+    """Say a sentence the first time only: hundreds of cells share the reason why they are offline."""
+    if sentence not in _told:
+        _told.add(sentence)
+        tell(sentence)
+
+
+def _rows(cell: Cell, store: Store, logger: Any, report: Callable[[float], None] | None) -> list[Row]:
+    measure = importlib.import_module(f"attnrepro.tables.{cell.table}.measure")
+    if cell.kind == "derived":
+        inputs = {need: [r.rows_path for r in store.finished(need)] for need in cell.needs}
+        derived: list[Row] = measure.derive(cell, inputs)
+        return derived
+    from attnrepro.training.trainer import make_trainer
+
+    with _quiet_lightning():
+        job = measure.build(cell)
+        trainer = make_trainer(cell, logger=logger, max_steps=job.max_steps, report=report)
+        if job.fit is not None:
+            trainer.fit(job.module, job.fit)
+        trainer.test(job.module, job.test, verbose=False)
+    measured: list[Row] = job.module.rows()
+    return measured
+
+
+@contextlib.contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Lightning's banners ("GPU available: ...") belong into no table's output."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _summarise(tracker: tracking.Tracker, rows: list[Row], content: str) -> None:
+    """Weights & Biases is a view of the rows: summary values with n, sd and interval, and the rows themselves."""
+    if tracker.mode == "disabled":
+        return
+    summary: dict[str, object] = {}
+    for row in rows:
+        axes = ",".join(f"{a}={text(v)}" for a, v in row.axes.items() if v is not None)
+        name = f"{row.quantity}/{row.statistic}" + (f"[{axes}]" if axes else "")
+        if row.source == "theory":
+            summary[f"{name}/theory"] = row.value
+            continue
+        summary[f"{name}/seed {row.seed}"] = row.value
+        if row.sd is not None and row.n:
+            half = 1.959963984540054 * row.sd / row.n**0.5
+            summary[f"{name}/seed {row.seed}/n"] = row.n
+            summary[f"{name}/seed {row.seed}/sd"] = row.sd
+            summary[f"{name}/seed {row.seed}/ci_low"] = row.value - half
+            summary[f"{name}/seed {row.seed}/ci_high"] = row.value + half
+    tracker.summary(summary)
+    lines = [line.split(",") for line in content.splitlines()]
+    tracker.rows(lines[0], [line for line in lines[1:] if len(line) == len(lines[0])])
+
+
+def _attempt(cell: Cell, code: str) -> str:
+    """Six hex digits that tell runs of one cell apart: environment, code and attempt."""
+    return digest([environment.environment(cell.accelerator), code, time.time_ns(), os.getpid()])[:6]
+
+
+def _private(override: str) -> str:
+    """An override without the user's home folder in it."""
+    home = str(Path.home())
+    return override.replace(home, "~") if len(home) > 1 else override
+
+
+def git_sha() -> str | None:
+    """Commit of the repository, with ``+`` when tracked files differ; None outside git."""
+    root = paths.repository()
+    if root is None or not (root / ".git").exists():
+        return None
+    try:
+        sha, dirty = (
+            subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True)
+            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno", "--", "src", "conf", "experiments"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return sha.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+

@@ -1,0 +1,265 @@
+"""The typed configuration: what a table may say, what a cell is, and the key that names it.
+
+Hydra composes plain YAML; ``typed`` merges it into these dataclasses and into the table's own ``Params``, so that
+a misspelt key, a wrong type or an out-of-range value is one sentence before any work starts.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+SCALES = ("smoke", "cpu", "full")
+ACCELERATORS = ("auto", "cpu", "gpu")
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true")
+
+
+class BadInput(ValueError):
+    """The user asked for something that cannot be run; its text is the one sentence they get (exit code 2)."""
+
+
+def in_range(params: object, **bounds: tuple[float, float]) -> None:
+    """Raise ``ValueError`` naming the field unless every given field (or item of a list) lies in its bounds."""
+    for name, (low, high) in bounds.items():
+        value = getattr(params, name)
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if item is not None and not low <= item <= high:
+                raise ValueError(f"{name}={_show(value)} must lie between {_show(low)} and {_show(high)}")
+
+
+def one_of(params: object, **choices: Sequence[object]) -> None:
+    """Raise ``ValueError`` naming the field unless every given field (or item of a list) is a listed choice."""
+    for name, allowed in choices.items():
+        value = getattr(params, name)
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if item not in allowed:
+                raise ValueError(f"{name}={_show(value)} must be one of {', '.join(map(str, allowed))}")
+
+
+def distinct(params: object, *names: str) -> None:
+    """Raise ``ValueError`` unless each named list has at least one item and none twice."""
+    for name in names:
+        value = getattr(params, name)
+        if not value or len(set(value)) != len(value):
+            raise ValueError(f"{name}={_show(value)} must list at least one value, each once")
+
+
+def _show(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_show, value)) + "]"
+    return str(value)
+
+
+@dataclass
+class TrainerConfig:
+    """How the Lightning Trainer runs a cell."""
+
+    accelerator: str
+    precision: str
+    threads: int
+
+    def __post_init__(self) -> None:
+        one_of(self, accelerator=ACCELERATORS, precision=PRECISIONS)
+        in_range(self, threads=(1, 1024))
+
+
+@dataclass
+class TrackingConfig:
+    """Where Weights & Biases runs go; see ``attnrepro.app.tracking``."""
+
+    mode: str
+    project: str
+    entity: str | None = None
+    metadata: bool = False
+    probe_timeout: float = 2.0
+    init_timeout: float = 5.0
+    finish_timeout: float = 8.0
+
+    def __post_init__(self) -> None:
+        one_of(self, mode=("auto", "online", "offline", "disabled"))
+        in_range(self, probe_timeout=(0.1, 60), init_timeout=(1, 600), finish_timeout=(1, 600))
+        if not 1 <= len(self.project) <= 128 or re.search(r"[/\\#?%:]", self.project):
+            raise ValueError(
+                f"project={self.project!r} must be 1 to 128 characters long and hold none of / \\ # ? % :"
+            )
+
+
+@dataclass
+class Config:
+    """Everything one cell was asked to be; ``params`` holds the table's own ``Params``."""
+
+    table: str
+    title: str
+    document: str
+    question: str
+    how_to_read: str
+    scale: str
+    seeds: list[int]
+    params: Any
+    trainer: TrainerConfig
+    tracking: TrackingConfig
+    scales: Any = None
+    kind: str = "measured"
+    timing: bool = False
+    needs: list[str] = field(default_factory=list)
+    results: str | None = None
+    stale: str = "keep"
+
+    def __post_init__(self) -> None:
+        one_of(self, kind=("measured", "derived"), scale=SCALES, stale=("keep", "rerun"))
+        distinct(self, "seeds")
+        in_range(self, seeds=(0, 2**63 - 1))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a table's grid, resolved and typed: what ``measure`` gets.
+
+    ``key`` names it: 12 hex digits of the sha256 over everything that can change its rows.
+    """
+
+    table: str
+    scale: str
+    seeds: tuple[int, ...]
+    params: Any
+    precision: str
+    threads: int
+    accelerator: str
+    kind: str
+    timing: bool
+    needs: tuple[str, ...]
+    key: str
+
+    def science(self) -> dict[str, object]:
+        """The part of the configuration that can change the rows, as plain data."""
+        return {
+            "table": self.table,
+            "scale": self.scale,
+            "seeds": list(self.seeds),
+            "params": plain(self.params),
+            "precision": self.precision,
+        }
+
+
+def plain(params: object) -> dict[str, object]:
+    """``Params`` as plain data for the key and the record.
+
+    A field that was added later says ``metadata={"as_before": value}``; at that value it is left out, so that
+    rows recorded before it existed keep their keys.
+    """
+    if not dataclasses.is_dataclass(params) or isinstance(params, type):
+        raise TypeError(f"params must be a dataclass instance, not {type(params).__name__}")
+    return {
+        f.name: _plain_value(getattr(params, f.name))
+        for f in dataclasses.fields(params)
+        if not ("as_before" in f.metadata and f.metadata["as_before"] == getattr(params, f.name))
+    }
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no infinity
+    if isinstance(value, list | tuple):
+        return [_plain_value(item) for item in value]
+    return value
+
+
+def table_module(table: str) -> ModuleType:
+    """The torch-free half of a table, ``experiments/<table>/table.py``."""
+    return importlib.import_module(f"attnrepro.tables.{table}.table")
+
+
+def typed(cfg: DictConfig | Mapping[str, Any]) -> Config:
+    """Strictly check a composed configuration and return it as dataclasses.
+
+    Raises ``BadInput`` with one sentence that names the full key.
+    """
+    raw = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
+    # A copy: the caller's configuration keeps its interpolations, and Hydra's own node is not ours to check.
+    body = OmegaConf.masked_copy(raw, [str(name) for name in raw if name != "hydra"])
+    OmegaConf.resolve(body)
+    schema = OmegaConf.structured(Config)
+    table = body.get("table")
+    if not table:
+        raise BadInput("the configuration names no table: choose one with experiment=<table>")
+    schema.params = OmegaConf.structured(table_module(table).Params)
+    try:
+        merged = OmegaConf.merge(schema, body)
+        missing = OmegaConf.missing_keys(merged)
+        if missing:
+            raise BadInput(f"{min(missing)} has no value: set {min(missing)}=<value>")
+        result = _build(merged)
+    except OmegaConfBaseException as error:
+        raise BadInput(_one_sentence(error)) from error
+    return result
+
+
+def _build(merged: Any) -> Config:
+    """Make the dataclasses innermost first, so that a range error can say which node it stands in."""
+    for node in ("params", "trainer", "tracking", ""):
+        try:
+            result = OmegaConf.to_object(OmegaConf.select(merged, node) if node else merged)
+        except ValueError as error:
+            if isinstance(error, OmegaConfBaseException):
+                raise
+            raise BadInput(f"{node}.{error}" if node else str(error)) from error
+    if not isinstance(result, Config):
+        raise TypeError("the merged configuration is not a Config")
+    return result
+
+
+def _one_sentence(error: OmegaConfBaseException) -> str:
+    text = (error.msg or str(error)).split("\n")[0].rstrip(".")
+    name = error.full_key or ""
+    unknown = re.match(r"Key '([^']+)' not in", text)
+    if unknown:
+        return f"unknown key {name}"
+    return f"{name}: {text[:1].lower()}{text[1:]}" if name else text
+
+
+def make_cell(config: Config, *, accelerator: str, hardware: str, inputs: str = "") -> Cell:
+    """Turn a typed configuration into a cell with its key.
+
+    ``accelerator`` is resolved (``cpu`` or ``cuda``); ``hardware`` names device and processor and is part of the
+    key of timing tables only; ``inputs`` is the digest of the rows that a table with ``needs`` reads.
+    """
+    cell = Cell(
+        table=config.table,
+        scale=config.scale,
+        seeds=tuple(config.seeds),
+        params=config.params,
+        precision=config.trainer.precision,
+        threads=config.trainer.threads,
+        accelerator=accelerator,
+        kind=config.kind,
+        timing=config.timing,
+        needs=tuple(config.needs),
+        key="",
+    )
+    identity = cell.science()
+    if config.timing:
+        identity["hardware"] = [hardware, config.trainer.threads]
+    if inputs:
+        identity["inputs"] = inputs
+    return dataclasses.replace(cell, key=digest(identity)[:12])
+
+
+def digest(data: object) -> str:
+    """sha256 over canonical JSON."""
+    return hashlib.sha256(canonical_json(data).encode()).hexdigest()
+
+
+def canonical_json(data: object) -> str:
+    """JSON with sorted keys and no spaces: equal data are equal text."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

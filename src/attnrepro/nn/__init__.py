@@ -1,0 +1,1 @@
+"""Attention and everything built from it, one mechanism a file, clean enough to teach from."""

@@ -1,0 +1,1 @@
+"""Lightning lives here: the trainer, measurement modules, exact sums, callbacks."""
