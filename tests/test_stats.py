@@ -95,7 +95,10 @@ def test_paired_difference_removes_what_the_pairs_share() -> None:
 def test_loglog_slope() -> None:
     x = np.array([64, 128, 256, 512, 1024])
     noise = np.exp(RNG.normal(0, 0.05, 5))
-    got, fit = stats.loglog_slope(x, 3 * x**1.5 * noise), reference.linregress(np.log(x), 1.5 * np.log(x) + np.log(noise))
+    got, fit = (
+        stats.loglog_slope(x, 3 * x**1.5 * noise),
+        reference.linregress(np.log(x), 1.5 * np.log(x) + np.log(noise)),
+    )
     half = reference.t.ppf(0.975, 3) * fit.stderr
     assert got == pytest.approx((fit.slope, fit.slope - half, fit.slope + half))
     for bad in ([1, 2, -3], [2, 2, 2]):
@@ -190,7 +193,9 @@ def test_rank_p_of_a_coarse_print_is_one() -> None:
 
 
 @given(VALUES, st.floats(-1e6, 1e6), st.floats(0, 1e3))
-def test_rank_p_is_a_p_mirrors_and_forgives_coarser_prints(x: list[float], published: float, r: float) -> None:
+def test_rank_p_is_a_p_mirrors_and_forgives_coarser_prints(
+    x: list[float], published: float, r: float
+) -> None:
     p = stats.rank_p(published, r, x)
     assert 2 / (len(x) + 1) <= p <= 1 or p == 1
     assert p == stats.rank_p(-published, r, [-v for v in x])

@@ -61,7 +61,14 @@ class Draws(Measurement):
                 for kind in [*table.key_kinds(p), "gradient"]:
                     columns = self._columns(kind)
                     self.parts.append(
-                        Part(seed, n_keys, kind, table.n_clusters(p, n_keys, kind), columns, Moments(len(columns)))
+                        Part(
+                            seed,
+                            n_keys,
+                            kind,
+                            table.n_clusters(p, n_keys, kind),
+                            columns,
+                            Moments(len(columns)),
+                        )
                     )
         # Registered so that Lightning moves the sums to the device with the module.
         self.sums = torch.nn.ModuleList([part.moments for part in self.parts])
@@ -70,7 +77,15 @@ class Draws(Measurement):
         if kind == "gradient":
             names = ["grad_logits_sq"] + ["grad_query_sq"] * math.isfinite(self.cell.params.head_dim)
             return [(name, scaled) for scaled in self.scalings for name in names]
-        names = ["logit_mean", "logit_sq", "entropy", "max_weight", "sum_sq_weights", "saturated", "gap_over_8"]
+        names = [
+            "logit_mean",
+            "logit_sq",
+            "entropy",
+            "max_weight",
+            "sum_sq_weights",
+            "saturated",
+            "gap_over_8",
+        ]
         columns: list[tuple[str, bool | None]] = [(name, scaled) for scaled in self.scalings for name in names]
         return columns + [("product_variance", None)] * (kind == "own" and math.isfinite(self.cell.params.head_dim))
 
@@ -213,7 +228,12 @@ class PartRows:
 
     def _row(self, quantity: str, statistic: str, value: float, *, scaled: bool | None = None, **rest: object) -> Row:
         keys = "own" if self.part.kind == "gradient" else self.part.kind
-        axes = {"head_dim": self.cell.params.head_dim, "n_keys": self.part.n_keys, "keys": keys, "scaled": scaled}
+        axes = {
+            "head_dim": self.cell.params.head_dim,
+            "n_keys": self.part.n_keys,
+            "keys": keys,
+            "scaled": scaled,
+        }
         axes["design"] = rest.pop("design", None)
         fields = {"n": self.n, "unit": table.UNITS.get(quantity, ""), **rest}
         return Row(quantity, value, axes, statistic=statistic, seed=self.part.seed, **fields)  # type: ignore[arg-type]
@@ -314,7 +334,7 @@ class PartRows:
             if len(blocks) < 20:  # too few samples to know their covariance
                 continue
             m = blocks.mean(1)
-            sd = (m[:, self._sample_column("logit_sq", False)] - m[:, self._sample_column("logit_mean", False)] ** 2)
+            sd = m[:, self._sample_column("logit_sq", False)] - m[:, self._sample_column("logit_mean", False)] ** 2
             numbers = torch.stack(
                 [
                     sd.clamp_min(0).sqrt(),
@@ -341,8 +361,6 @@ class PartRows:
         centred = numbers - mean
         t2 = (centred @ torch.linalg.inv(covariance) * centred).sum(1)
         result.append(self._row("design_t2_variance", "value", float(t2.var()), design=size, n=n))
-        third = float(((t2 - t2.mean()) ** 3).mean())
-        result.append(self._row("design_t2_third", "value", third, design=size, n=n))
         return result
 
 

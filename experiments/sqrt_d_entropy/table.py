@@ -30,7 +30,13 @@ GAP = 8.0
 SATURATED = 1e-3
 # The five independent numbers of one row pair of the published table: the scaled logit sd is the unscaled one
 # divided by sqrt(d), because both columns come from the same draws.
-NUMBERS = ("logit_sd_unscaled", "entropy_unscaled", "max_weight_unscaled", "entropy_scaled", "max_weight_scaled")
+NUMBERS = (
+    "logit_sd_unscaled",
+    "entropy_unscaled",
+    "max_weight_unscaled",
+    "entropy_scaled",
+    "max_weight_scaled",
+)
 # Quantities with an exact expectation that Monte Carlo is judged against, by column of the measurement.
 JUDGED = {
     "logit_mean": ("logit_mean", "mean"),
@@ -191,11 +197,14 @@ def _identities(p: Params) -> list[Row]:
     ]
     # exp(x) rounds to infinity from the middle between the largest number and the next power of two on; for
     # float64 that middle is written as 1024 log 2 + log1p(-2^-54) because it is itself no float64.
-    for dtype, exponent, digits in (("float16", 16, 11), ("bfloat16", 128, 8), ("float32", 128, 24), ("float64", 1024, 53)):
+    for dtype, exponent, digits in (
+        ("float16", 16, 11),
+        ("bfloat16", 128, 8),
+        ("float32", 128, 24),
+        ("float64", 1024, 53),
+    ):
         exact.append(("exp_overflow", exponent * math.log(2) + math.log1p(-(2.0 ** -(digits + 1))), {"dtype": dtype}))
-    rows = [
-        Row(q, value, axes, source="theory", statistic="exact", unit=UNITS.get(q, "")) for q, value, axes in exact
-    ]
+    rows = [Row(q, value, axes, source="theory", statistic="exact", unit=UNITS.get(q, "")) for q, value, axes in exact]
     size = int(min(p.head_dim, 256))
     # Glorot: Var w = 2/(fan_in + fan_out); He: Var w = 2/fan_in. A unit-variance input is multiplied by fan_in Var w.
     for name, variance in (("xavier", 1.0), ("he", 2.0)):
@@ -214,7 +223,7 @@ def monte_carlo(frame: pd.DataFrame) -> tuple[pd.DataFrame, float]:
 
 
 def _enough(row: Any) -> bool:
-    if not row.theory == row.theory or not row.sd or not row.n:
+    if math.isnan(row.theory) or not row.sd or not row.n:
         return False
     if row.quantity != "gap_over_8":
         return True
@@ -284,7 +293,14 @@ def _select(frame: pd.DataFrame, quantity: str, scaled: str) -> pd.DataFrame:
 def _line(
     quantity: str, statistic: str, value: float, n: int, sd: float, *, theory: float = math.nan
 ) -> dict[str, object]:
-    return {"quantity": quantity, "statistic": statistic, "estimate": value, "n": n, "sd": sd, "theory": theory}
+    return {
+        "quantity": quantity,
+        "statistic": statistic,
+        "estimate": value,
+        "n": n,
+        "sd": sd,
+        "theory": theory,
+    }
 
 
 def _printed(published: Sequence[PublishedLine]) -> dict[float, list[float]]:
@@ -304,8 +320,8 @@ def _joint(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict
     """p of the whole published table under each design: T² summed over the independent d.
 
     Under a design each d gives T² = (x - m)' C^-1 (x - m) with the mean and covariance of that design's samples.
-    The sum's distribution is a shifted gamma with the three cumulants that the samples of T² themselves had, because
-    entropies of a few dozen saturated queries are far from normal.
+    The sum's distribution is a gamma with the mean and variance that the samples of T² themselves had (Satterthwaite
+    1946), because entropies of a few dozen saturated queries are far from normal.
     """
     import numpy as np
     from scipy import stats as distributions
@@ -315,7 +331,7 @@ def _joint(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict
     result = []
     largest = 0.0
     for (keys, design), part in hidden.groupby(["keys", "design"], sort=False):
-        t2, cumulants, n = 0.0, np.zeros(3), 0
+        t2, mean_t2, variance, n = 0.0, 0.0, 0.0, 0
         for d, numbers in printed.items():
             cell = part[part.head_dim == text(d)].set_index("quantity").estimate
             if cell.empty:
@@ -324,11 +340,11 @@ def _joint(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict
             covariance = _covariance(part[part.head_dim == text(d)])
             x = np.array(numbers) - mean
             t2 += float(x @ np.linalg.solve(covariance, x))
-            cumulants += [len(NUMBERS), cell["design_t2_variance"], cell["design_t2_third"]]
+            mean_t2 += len(NUMBERS)
+            variance += cell["design_t2_variance"]
             n = int(part[part.head_dim == text(d)].n.min())
         else:
-            skew = cumulants[2] / cumulants[1] ** 1.5
-            p = float(distributions.pearson3.sf(t2, skew, loc=cumulants[0], scale=math.sqrt(cumulants[1])))
+            p = float(distributions.gamma.sf(t2, mean_t2**2 / variance, scale=variance / mean_t2))
             largest = max(largest, p)
             result.append({**_line("published_table_p", "value", p, n, math.nan), "keys": keys, "design": design})
     if result:
@@ -361,7 +377,12 @@ def protocols(line: PublishedLine, frame: pd.DataFrame) -> list[Protocol]:
         column, factor = "logit_sd_unscaled", 1 / math.sqrt(float(d))
     chosen = frame[(frame.quantity == f"design_{column}") & (frame.head_dim == d) & (frame.n_keys == axes["n_keys"])]
     return [
-        Protocol(f"{r.design} queries, {r.keys} keys", r.estimate * factor, r.sd * factor, number=f"{column} at d={d}")
+        Protocol(
+            f"{r.design} queries, {r.keys} keys",
+            r.estimate * factor,
+            r.sd * factor,
+            number=f"{column} at d={d}",
+        )
         for r in chosen.itertuples()
     ]
 
@@ -417,7 +438,12 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
         data = rows[rows.quantity == quantity][columns].drop_duplicates(["d", "scale"])
         values = alt.Data(values=[{k: v for k, v in record.items() if v == v} for record in data.to_dict("records")])
         axis = alt.Scale(type="log") if quantity == "logit_sd" else alt.Scale(zero=True)
-        x = alt.X("d:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=sorted(rows.d.unique())), title="head dimension d")
+        x = alt.X(
+            "d:Q",
+            scale=alt.Scale(type="log", base=2),
+            axis=alt.Axis(values=sorted(rows.d.unique())),
+            title="head dimension d",
+        )
         colour = alt.Color("scale:N", title=None)
         base = alt.Chart(values).encode(x=x, color=colour)
         tip = [alt.Tooltip(f"{c}:{'N' if c == 'scale' else 'Q'}") for c in columns if c != "quantity"]

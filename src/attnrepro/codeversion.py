@@ -28,12 +28,24 @@ def strip(source: str) -> str:
     ]
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not body:
+        if (
+            not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            or not body
+        ):
             continue
         first = body[0]
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        if (
+            isinstance(first, ast.Expr)
+            and isinstance(first.value, ast.Constant)
+            and isinstance(first.value.value, str)
+        ):
             # ast counts columns in bytes and tokenize in characters; a docstring begins and ends its own line.
-            cuts.append(((first.lineno, 0), (first.end_lineno or first.lineno, len(lines[(first.end_lineno or 1) - 1]))))
+            cuts.append(
+                (
+                    (first.lineno, 0),
+                    (first.end_lineno or first.lineno, len(lines[(first.end_lineno or 1) - 1])),
+                )
+            )
     for (top, left), (bottom, right) in sorted(cuts, reverse=True):
         kept = lines[top - 1][:left] + lines[bottom - 1][right:]
         lines[top - 1 : bottom] = [kept if kept.endswith("\n") else kept + "\n"]

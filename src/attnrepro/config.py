@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -253,6 +254,14 @@ def make_cell(config: Config, *, accelerator: str, hardware: str, inputs: str = 
     if inputs:
         identity["inputs"] = inputs
     return dataclasses.replace(cell, key=digest(identity)[:12])
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file as plain data, interpolations left as they stand."""
+    data = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds no mapping")
+    return {str(key): value for key, value in data.items()}
 
 
 def digest(data: object) -> str:

@@ -1,7 +1,7 @@
 """A loopback stand-in for the W&B server: just enough for online runs to complete.
 
-It answers the GraphQL operations that wandb 0.31 sends for a run with scalars and files, takes the file stream
-and the uploads, and keeps what it was told, so that a test can compare that with what the run meant to say.
+It answers the GraphQL operations that wandb 0.31 sends for a run with scalars and files, takes the file
+stream and the uploads, and keeps what it was told, so that a test can compare that with what was meant.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class StubRun:
 class OnlineStub:
     """State of the stand-in.
 
-    `status` is the HTTP status of every answer from now on, 0 for no answer at all; `runs` is what is known of
-    each run by its id, `uploads` the stored files by path, `bodies` all request bodies as they were sent.
+    `status` is the HTTP status of every answer from now on, 0 for no answer at all; `runs` is what is known
+    of each run by its id, `uploads` the stored files by path, `bodies` all request bodies as they were sent.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ def handler_for(stub: OnlineStub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             body = self.take()
             answer: dict[str, Any] = {}
             with lock:
@@ -116,7 +116,7 @@ def handler_for(stub: OnlineStub) -> type[BaseHTTPRequestHandler]:
                     answer = {"limits": {}}
             self.give(json.dumps(answer).encode())
 
-        def do_PUT(self) -> None:  # noqa: N802
+        def do_PUT(self) -> None:
             stub.uploads[self.path] = self.take()
             self.give(b"")
 

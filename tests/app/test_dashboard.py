@@ -26,7 +26,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'>\" ' & <!-- {{script}} 注意力"
+HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='hacked=2'>\" ' & <!-- {{script}} 注意力"
 LONG = "name_" * 60
 
 # head_dim, scaled: logit sd, entropy (nats), largest weight; a plausible single run and the theory beside it.
@@ -61,9 +61,7 @@ def sample() -> TablePage:
     """The 1/sqrt(d) table: 10 points x 3 quantities, and derived rows without a published value."""
     rows = []
     for (head_dim, scaled), printed in PUBLISHED.items():
-        for (quantity, unit), text, theory in zip(
-            QUANTITIES.items(), printed, THEORY[head_dim, scaled], strict=True
-        ):
+        for (quantity, unit), text, theory in zip(QUANTITIES.items(), printed, THEORY[head_dim, scaled], strict=True):
             estimate = theory * (1 + 0.0003 * ((head_dim * 7 + len(quantity)) % 5 - 2))
             half = 0.0008 * theory
             verdict = "SOURCE_ERROR" if (head_dim, quantity) == (4, "logit_sd") else "WITHIN_NOISE"
@@ -106,7 +104,7 @@ def sample() -> TablePage:
         question="What does dividing the scores by sqrt(d) keep from collapsing?",
         answer="Without the division entropy falls from 1.77 to 0.094 nats as d grows from 4 to 1024; with "
         "it, it stays at 2.36 nats.",
-        command="attnrepro experiment=sqrt_d_entropy params.head_dim=4,16,64,256,1024 params.n_queries=100000",
+        command="attnrepro experiment=sqrt_d_entropy params.head_dim=4,16,64,256,1024 params.n_queries=1000",
         how_to_read="Points on the dashed line mean that measurement and theory agree; a cross far from both "
         "is a printed value that a run of the stated size would hardly give.",
         frame=frame[[*axes, *COLUMNS]],
@@ -153,7 +151,8 @@ def hostile() -> TablePage:
     frame = frame.assign(verdict=[HOSTILE, "DIFFERS"] * 5, theory=float("nan"), published=values[::-1])
     spec = chart(pd.DataFrame({c: [1, 2] for c in sample().frame.columns}).assign(quantity="q"), "q")
     spec["data"]["values"][0] |= {"scaled": HOSTILE, "theory": float("inf"), "estimate": float("nan")}
-    return TablePage("hostile", *[HOSTILE] * 6, frame, axes=("where",), charts=({**spec, "title": HOSTILE},))
+    texts = dict.fromkeys(("title", "document", "question", "answer", "command", "how_to_read"), HOSTILE)
+    return TablePage("hostile", **texts, frame=frame, axes=("where",), charts=({**spec, "title": HOSTILE},))
 
 
 def long_table(rows: int) -> TablePage:
@@ -200,6 +199,18 @@ def test_a_missing_column_or_a_second_table_of_a_name_is_an_error() -> None:
         dashboard.render([replace(sample(), frame=sample().frame.drop(columns="verdict"))], "h", "s")
     with pytest.raises(ValueError, match="sqrt_d_entropy is given 2 times"):
         dashboard.render([sample(), sample()], "h", "s")
+
+
+def test_no_tables_and_no_rows_make_a_page_too() -> None:
+    assert "0 tables, 0 rows" in dashboard.render([], "h", "s")
+    assert data_of(dashboard.render([long_table(0)], "h", "s"))[0]["rows"] == 0
+
+
+def test_a_chart_without_rows_says_so() -> None:
+    empty = chart(sample().frame, "not measured yet")
+    page = dashboard.render([replace(sample(), charts=(empty, sample().charts[0]))], "h", "s")
+    assert "sqrt_d_entropy, chart 1: not measured yet: no values to draw yet." in page
+    assert [spec["title"] for spec in data_of(page)[0]["charts"]] == ["logit_sd"]
 
 
 def test_writing_the_same_page_again_touches_nothing(tmp_path: Path) -> None:
@@ -293,12 +304,15 @@ def test_sort_by_click_and_by_key(page: Any) -> None:
 
 
 def test_sort_of_words_and_odd_numbers(page: Any) -> None:
-    page.locator("#hostile th", has_text="where").click()
+    head = page.locator("#hostile th", has_text="where")
+    head.click()
     values = column(page, "hostile", "where")
     assert values[:4] == ["-inf", "6.66134e-16", "9", "12"]
     assert {values[4], values[5]} == {"inf", "1e400"}
     assert "nan" in values[6:9]
     assert values[-1] == "–"
+    head.click()
+    assert column(page, "hostile", "where")[:3] == values[6:9][::-1]
 
 
 def test_verdict_filter_and_search(page: Any) -> None:
@@ -332,6 +346,17 @@ def test_note_and_p_on_focus_and_hover(page: Any) -> None:
     assert tip.is_hidden()
     chips.nth(1).hover()
     assert tip.is_visible()
+
+
+def test_the_command_can_be_copied(page: Any) -> None:
+    page.locator("#sqrt_d_entropy .copy").click()
+    page.locator("#sqrt_d_entropy .copy", has_text=re.compile("Copied|Selected")).wait_for()
+
+
+def test_printing_draws_the_charts_that_nobody_has_seen(page: Any) -> None:
+    assert page.locator("#hostile .chart svg").count() == 0
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    page.locator("#hostile .chart svg .mark-symbol path").first.wait_for(state="attached")
 
 
 def test_stale_rows_are_flagged(page: Any) -> None:

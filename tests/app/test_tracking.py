@@ -1,4 +1,4 @@
-"""Tracking: one run a cell, how it ended, what it says and what it never says; offline and against a stand-in."""
+"""Tracking: one run a cell, how it ended, what it says and never says; offline and against a stand-in."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SavedRun:
 
 
 def chunks(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a .wandb file: LevelDB's log format behind a header of 7 bytes; a cut tail is left out."""
+    """Yield the records of a .wandb file: LevelDB's log format after a header of 7 bytes; no cut tail."""
     position, record = 7, b""
     while position + 7 <= len(data):
         room = 32768 - position % 32768
@@ -76,11 +76,11 @@ def read_run(run_dir: Path | None) -> SavedRun:
 
 
 def parse(data: bytes) -> SavedRun:
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto import wandb_internal_pb2
 
     saved = SavedRun()
     for chunk in chunks(data):
-        record: Any = Record()
+        record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
         record.ParseFromString(chunk)
         kind = record.WhichOneof("record_type")
         if kind == "run":
@@ -182,7 +182,7 @@ def script(code: str, *arguments: object, **options: Any) -> subprocess.Complete
     )
 
 
-# --- which mode -----------------------------------------------------------------------------------------------
+# --- which mode ---
 
 
 def test_importing_it_imports_neither_wandb_nor_lightning_nor_torch() -> None:
@@ -315,7 +315,7 @@ def test_without_wandb_tracking_is_off(spec: object, monkeypatch: pytest.MonkeyP
     assert tracker.mode == "disabled"
 
 
-# --- the offline run ------------------------------------------------------------------------------------------
+# --- the offline run ---
 
 
 def test_three_runs_in_one_process_are_three_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -406,7 +406,8 @@ import sys, time
 from pathlib import Path
 from attnrepro.app.tracking import TrackingConfig, track
 cfg = TrackingConfig(mode="offline", project="p")
-with track(cfg, root=Path(sys.argv[1]), run_id="r0", table="t", name="n", job_type="j", tags=[], config={}) as t:
+about = dict(table="t", name="n", job_type="j", tags=[], config={})
+with track(cfg, root=Path(sys.argv[1]), run_id="r0", **about) as t:
     t.log({"x": 1.0})
     print(t.run_dir, flush=True)
     time.sleep(60)
@@ -522,7 +523,12 @@ def test_disabled_writes_nothing_and_every_call_is_harmless(tmp_path: Path) -> N
 
 
 def test_rows_become_a_table_that_a_browser_can_read(tmp_path: Path) -> None:
-    rows = [["measured", 0, 0.5], ["theory", "", float("nan")], ["theory", "", float("-inf")], ["x", None, 1]]
+    rows: list[list[object]] = [
+        ["measured", 0, 0.5],
+        ["theory", "", float("nan")],
+        ["theory", "", float("-inf")],
+        ["x", None, 1],
+    ]
     tracker = run(tmp_path, lambda tracker: tracker.rows(["source", "seed", "value"], rows))
     assert tracker.run_dir is not None
     (row,) = read_run(tracker.run_dir).history
@@ -557,11 +563,11 @@ def test_a_run_that_cannot_be_opened_leaves_the_body_alone(
     assert sentence == "Weights & Biases is off because its run could not be opened (disk full)."
 
 
-# --- Lightning ------------------------------------------------------------------------------------------------
+# --- Lightning ---
 
 
 def test_two_fits_have_one_row_an_epoch_and_an_interrupted_one_is_failed(tmp_path: Path) -> None:
-    """C10: nothing is dropped; C2: Lightning turns an interrupt into SystemExit; C15: no config turned to text."""
+    """C10: nothing is dropped. C2: Lightning makes an interrupt SystemExit. C15: no config turned to text."""
     import lightning
     import torch
     from lightning.pytorch.loggers import WandbLogger
@@ -591,7 +597,8 @@ def test_two_fits_have_one_row_an_epoch_and_an_interrupted_one_is_failed(tmp_pat
         def body(tracker: Tracker) -> None:
             assert isinstance(tracker.logger, WandbLogger)
             assert Path(str(tracker.logger.save_dir)).is_absolute()
-            data = torch.utils.data.DataLoader(torch.ones(4), batch_size=2)
+            ones: Any = torch.ones(4)
+            data = torch.utils.data.DataLoader(ones, batch_size=2)
             trainer = lightning.Trainer(
                 max_epochs=epochs,
                 logger=tracker.logger,
@@ -619,7 +626,7 @@ def test_two_fits_have_one_row_an_epoch_and_an_interrupted_one_is_failed(tmp_pat
     assert [row["epoch"] for row in interrupted.history if "val/loss" in row] == [0]
 
 
-# --- what it says to whom -------------------------------------------------------------------------------------
+# --- what it says to whom ---
 
 ALONE = """
 import os, sys, time
@@ -638,7 +645,8 @@ from attnrepro.app.tracking import TrackingConfig, track
 assert "WANDB_ERROR_REPORTING" not in os.environ
 cfg = TrackingConfig(mode="offline", project="p")
 start = time.perf_counter()
-with track(cfg, root=Path(sys.argv[1]), run_id="r0", table="t", name="n", job_type="j", tags=[], config={}) as t:
+about = dict(table="t", name="n", job_type="j", tags=[], config={})
+with track(cfg, root=Path(sys.argv[1]), run_id="r0", **about) as t:
     t.log({"x": 1.0})
     body = time.perf_counter()
     t.rows(["a"], [[1]])
@@ -649,7 +657,7 @@ print(body - start, end - body, t.run_dir, sep="\\n")
 
 
 def without_network() -> list[str]:
-    """A command prefix for a namespace with no network and a telling host name; empty where that is forbidden."""
+    """A command prefix for a namespace with no network and a telling host name; empty where forbidden."""
     prefix = ["unshare", "--net", "--uts", "sh", "-c", 'hostname very-secret-host && exec "$@"', "sh"]
     with contextlib.suppress(OSError):
         for candidate in (prefix, [prefix[0], "--map-root-user", *prefix[1:]]):
@@ -663,7 +671,7 @@ def test_offline_needs_no_network_and_names_neither_host_nor_user(tmp_path: Path
     prefix = without_network()
     print("network taken away by", "unshare" if prefix else "patching socket.connect")
     root = tmp_path / "home" / "very-secret-user" / "results"
-    user = {name: "very-secret-user" for name in ("USER", "LOGNAME", "USERNAME")}
+    user = dict.fromkeys(("USER", "LOGNAME", "USERNAME"), "very-secret-user")
     environment = {"HOME": str(root.parent), **user}
     done = script(
         ALONE, root, "unshared" if prefix else "patched", env=environment, prefix=prefix, cwd=tmp_path

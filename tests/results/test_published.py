@@ -46,11 +46,15 @@ def line(printed: str = "", low: float | None = None, high: float | None = None)
         (".25", 0.25, 0.005),
     ],
 )
-def test_resolution_is_half_a_unit_of_the_last_printed_digit(text: str, value: float, resolution: float) -> None:
+def test_resolution_is_half_a_unit_of_the_last_printed_digit(
+    text: str, value: float, resolution: float
+) -> None:
     assert parse_number(text) == (value, resolution)
 
 
-@pytest.mark.parametrize("text", ["", "62%", "1,024", "163/256", "nan", "inf", "1_000", "−0.5", "0x10", "٣", "1e999"])
+@pytest.mark.parametrize(
+    "text", ["", "62%", "1,024", "163/256", "nan", "inf", "1_000", "−0.5", "0x10", "٣", "1e999"]
+)
 def test_what_is_no_plain_number_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="decimal number"):
         parse_number(text)
@@ -133,8 +137,10 @@ GOOD = "s0-a,4,true,sd,sd,1.5,,,exact,,why"
         (GOOD, "claim s0-a repeats line 2"),
     ],
 )
-def test_a_wrong_line_is_named_with_file_and_line_in_one_sentence(tmp_path: Path, bad: str, message: str) -> None:
-    with pytest.raises(ValueError, match="sqrt-d.csv line 3: ") as error:
+def test_a_wrong_line_is_named_with_file_and_line_in_one_sentence(
+    tmp_path: Path, bad: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=r"sqrt-d\.csv line 3: ") as error:
         load_published(write(tmp_path, GOOD, bad))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -154,7 +160,7 @@ def test_a_wrong_line_is_named_with_file_and_line_in_one_sentence(tmp_path: Path
     ],
 )
 def test_wrong_columns_are_refused(tmp_path: Path, head: str) -> None:
-    with pytest.raises(ValueError, match=r"sqrt-d.csv line 1: the columns must"):
+    with pytest.raises(ValueError, match=r"sqrt-d\.csv line 1: the columns must"):
         load_published(write(tmp_path, head=head))
 
 
@@ -172,21 +178,21 @@ def test_one_claim_may_stand_in_several_lines_of_one_file(tmp_path: Path) -> Non
 def test_one_claim_must_not_stand_in_two_files(tmp_path: Path) -> None:
     write(tmp_path, GOOD)
     write(tmp_path, GOOD.replace(",4,", ",16,"), name="other.csv")
-    with pytest.raises(ValueError, match="claim s0-a also stands in other.csv"):
+    with pytest.raises(ValueError, match=r"claim s0-a also stands in other\.csv"):
         register(tmp_path)
 
 
 def test_a_measured_claim_must_not_be_excused(tmp_path: Path) -> None:
     write(tmp_path, GOOD)
     write(tmp_path, "s0-a,too dear", name="not_measured.csv", head="claim,reason")
-    with pytest.raises(ValueError, match="claim s0-a also stands in not_measured.csv"):
+    with pytest.raises(ValueError, match=r"claim s0-a also stands in not_measured\.csv"):
         register(tmp_path)
 
 
 @pytest.mark.parametrize("bad", ["s0-a,", ",why", "s0-z,again", "s0-a"])
 def test_not_measured_needs_one_reason_a_claim(tmp_path: Path, bad: str) -> None:
     write(tmp_path, "s0-z,why", bad, name="not_measured.csv", head="claim,reason")
-    with pytest.raises(ValueError, match="not_measured.csv line 3: "):
+    with pytest.raises(ValueError, match=r"not_measured\.csv line 3: "):
         register(tmp_path)
 
 

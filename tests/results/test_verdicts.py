@@ -154,7 +154,9 @@ def test_a_mean_over_survivors_is_marked() -> None:
         (0.67, 1, Verdict.SOURCE_ERROR),
     ],
 )
-def test_structural_holds_at_round_off_and_falls_to_a_counter_example(error: float, n: int, verdict: Verdict) -> None:
+def test_structural_holds_at_round_off_and_falls_to_a_counter_example(
+    error: float, n: int, verdict: Verdict
+) -> None:
     assert one(published("structural"), None, Estimate(error, n), scale=3.0).verdict == verdict
 
 
@@ -178,16 +180,16 @@ def test_structural_refuses_a_signed_error() -> None:
 
 # --- sampling ---
 
-SHARP = {"value": 2.0, "n": 1_000_000, "sd": 0.83}
+SHARP = Estimate(2.0, 1_000_000, sd=0.83)
 
 
 def test_sampling_with_the_sources_own_n() -> None:
     line = published("sampling", "1.779", margin="100")
-    judgement = one(line, 2.0, Estimate(**SHARP))
+    judgement = one(line, 2.0, SHARP)
     assert judgement.verdict == Verdict.DIFFERS
     assert judgement.p == pytest.approx(stats.z_p(-0.221 / 0.083), rel=1e-3)
     assert judgement.note == "n=100 p=0.00775 (z=-2.66); alone it would be within noise up to n=54"
-    judgement = one(published("sampling", "1.779", margin="50"), 2.0, Estimate(**SHARP))
+    judgement = one(published("sampling", "1.779", margin="50"), 2.0, SHARP)
     assert judgement.verdict == Verdict.WITHIN_NOISE
     assert FITTED not in judgement.note
 
@@ -195,7 +197,7 @@ def test_sampling_with_the_sources_own_n() -> None:
 def test_holm_counts_the_whole_table_whatever_n_each_line_states() -> None:
     lines = [published("sampling", "1.779", margin="100")]
     lines += [published("sampling", "2.00", margin=str(200 + i), d=str(i)) for i in range(24)]
-    judgements = judge([Case(line, 2.0, Estimate(**SHARP)) for line in lines])
+    judgements = judge([Case(line, 2.0, SHARP) for line in lines])
     assert judgements[0].verdict == Verdict.WITHIN_NOISE
     assert judgements[0].p == pytest.approx(25 * 0.00775, rel=1e-3)
 
@@ -203,14 +205,16 @@ def test_holm_counts_the_whole_table_whatever_n_each_line_states() -> None:
 def test_one_print_claimed_twice_counts_once() -> None:
     line = published("sampling", "1.779", margin="100")
     again = replace(line, claim="s0-y")
-    judgements = judge([Case(claim, 2.0, Estimate(**SHARP)) for claim in (line, again)])
+    judgements = judge([Case(claim, 2.0, SHARP) for claim in (line, again)])
     assert [j.p for j in judgements] == pytest.approx([0.00775] * 2, rel=1e-3)
 
 
 def test_numbers_that_depend_on_each_other_count_once_and_keep_their_own_p() -> None:
     def case(printed: str, expected: float, se: float) -> Case:
         line = published("sampling", printed, d=printed)
-        return Case(line, None, Estimate(expected, 100, sd=1.0), (Protocol("own", expected, se, number="sd-4"),))
+        return Case(
+            line, None, Estimate(expected, 100, sd=1.0), (Protocol("own", expected, se, number="sd-4"),)
+        )
 
     twins = [case("1.779", 2.0, 0.083), case("0.889", 1.0, 0.0415)]
     assert [j.verdict for j in judge(twins)] == [Verdict.DIFFERS] * 2
@@ -221,23 +225,23 @@ def test_numbers_that_depend_on_each_other_count_once_and_keep_their_own_p() -> 
 def test_differs_only_if_every_protocol_rejects() -> None:
     line = published("sampling", "1.779")
     own, shared = Protocol("own keys", 2.0, 0.04), Protocol("shared keys", 2.0, 0.2)
-    judgement = one(line, None, Estimate(**SHARP), protocols=(own, shared))
+    judgement = one(line, None, SHARP, protocols=(own, shared))
     assert judgement.verdict == Verdict.WITHIN_NOISE
     assert "own keys p=" in judgement.note and "shared keys p=0.269" in judgement.note
     assert judgement.note.endswith(FITTED)
-    judgement = one(line, None, Estimate(**SHARP), protocols=(own, replace(shared, se=0.05)))
+    judgement = one(line, None, SHARP, protocols=(own, replace(shared, se=0.05)))
     assert judgement.verdict == Verdict.DIFFERS
     assert FITTED not in judgement.note
 
 
 def test_rounding_forgives_what_it_hides() -> None:
     sharp = (Protocol("p", 2.0, 1e-6),)
-    assert one(published("sampling", "2.1"), None, Estimate(**SHARP), protocols=sharp).verdict == Verdict.DIFFERS
-    assert one(published("sampling", "2"), None, Estimate(**SHARP), protocols=sharp).verdict == Verdict.WITHIN_NOISE
+    assert one(published("sampling", "2.1"), None, SHARP, protocols=sharp).verdict == Verdict.DIFFERS
+    assert one(published("sampling", "2"), None, SHARP, protocols=sharp).verdict == Verdict.WITHIN_NOISE
     inside = published("sampling", low=1.9, high=2.1)
-    assert one(inside, None, Estimate(**SHARP), protocols=sharp).p == 1
+    assert one(inside, None, SHARP, protocols=sharp).p == 1
     beside = published("sampling", low=2.1, high=2.2)
-    assert one(beside, None, Estimate(**SHARP), protocols=sharp).verdict == Verdict.DIFFERS
+    assert one(beside, None, SHARP, protocols=sharp).verdict == Verdict.DIFFERS
 
 
 def test_without_theory_our_own_error_widens_the_test() -> None:
@@ -248,7 +252,7 @@ def test_without_theory_our_own_error_widens_the_test() -> None:
 
 
 def test_sampling_without_n_protocol_or_spread_is_not_judged() -> None:
-    assert one(published("sampling", "1.779"), 2.0, Estimate(**SHARP)).verdict == Verdict.NOT_JUDGED
+    assert one(published("sampling", "1.779"), 2.0, SHARP).verdict == Verdict.NOT_JUDGED
     stated = published("sampling", "1.779", margin="100")
     assert one(stated, 2.0, Estimate(2.0, 1)).verdict == Verdict.NOT_JUDGED
     assert one(stated, 2.0, None).verdict == Verdict.NOT_RUN
@@ -393,7 +397,9 @@ def test_trends_are_corrected_over_the_table() -> None:
     lines = [published("ordinal", statistic="paired_difference", d=str(i)) for i in range(4)]
     strong = of_seeds([0.010, 0.050, 0.025, 0.040, 0.02])
     assert judge([Case(lines[0], None, strong)])[0].verdict == Verdict.TREND_HOLDS
-    others = [Case(line, None, of_seeds([0.01 * i, -0.011, 0.02, -0.03, 0.012])) for i, line in enumerate(lines[1:])]
+    others = [
+        Case(line, None, of_seeds([0.01 * i, -0.011, 0.02, -0.03, 0.012])) for i, line in enumerate(lines[1:])
+    ]
     assert judge([Case(lines[0], None, strong), *others])[0].verdict == Verdict.INCONCLUSIVE
 
 
@@ -471,7 +477,7 @@ def test_impossible_numbers_are_refused() -> None:
         {"value": 1.0, "n": 2, "seeds": (1.0, 1.0)},
     ):
         with pytest.raises(ValueError):
-            Estimate(**wrong)  # type: ignore[arg-type]
+            Estimate(**wrong)
 
 
 def test_standard_error() -> None:

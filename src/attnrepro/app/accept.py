@@ -21,9 +21,7 @@ def accept(table: str, store: Store) -> list[str]:
     grid of their scale are dropped.
     """
     raw = store.root / "raw"
-    order = {
-        (scale, digest(science)): i for scale in REPORTED for i, science in enumerate(grid(table, scale))
-    }
+    order = {(scale, digest(science)): i for scale in REPORTED for i, science in enumerate(grid(table, scale))}
     own = [cell for cell in own_cells(store, table, REPORTED) if (cell.scale, cell.identity) in order]
     said = []
     for environment in sorted({cell.environment for cell in own}):
@@ -68,5 +66,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"accept: {error}", file=sys.stderr)
         return 2
     said = [line for table in argv or known for line in accept(table, store)]
-    print("\n".join(said) if said else "nothing to accept: no finished cell differs from the reference", file=sys.stderr)
+    print(
+        "\n".join(said) if said else "nothing to accept: no finished cell differs from the reference",
+        file=sys.stderr,
+    )
     return 0

@@ -122,8 +122,7 @@ def render(pages: Sequence[TablePage], heading: str, subtitle: str) -> str:
         totals=f"{_plural(len(pages), 'table')}, {_plural(rows, 'row')}, {counts.total()} with a verdict",
         filters="".join(_filter_chip(word, counts[word]) for word in words),
         meanings="".join(
-            f"<div><dt>{_chip(word)}</dt><dd>{_text(meaning)}</dd></div>"
-            for word, (_, meaning) in VERDICTS.items()
+            f"<div><dt>{_chip(word)}</dt><dd>{_text(meaning)}</dd></div>" for word, (_, meaning) in VERDICTS.items()
         ),
         contents="".join(f'<li><a href="#{_text(p.table)}">{_text(p.title)}</a></li>' for p in pages),
         cards="".join(_card(page) for page in pages),
@@ -166,7 +165,12 @@ def _card(page: TablePage) -> str:
         answer=_text(page.answer),
         command=_text(page.command),
         how_to_read=_text(page.how_to_read),
-        charts="".join(f'<div class="chart" role="img" aria-label="{_text(name)}"></div>' for name in names),
+        charts="".join(
+            f'<div class="chart" role="img" aria-label="{_text(name)}"></div>'
+            if _has_rows(chart)
+            else f"<p>{_text(name)}: no values to draw yet.</p>"
+            for name, chart in zip(names, page.charts, strict=True)
+        ),
         key=_text("; ".join(text for style, text in _STYLE_KEY.items() if style in _styles(page.charts))),
         data=_json(
             {
@@ -174,7 +178,9 @@ def _card(page: TablePage) -> str:
                 "rows": len(page.frame),
                 "columns": {name: _column(page.frame[name]) for name in (*page.axes, *COLUMNS)},
                 "charts": [
-                    {**chart, "description": name} for chart, name in zip(page.charts, names, strict=True)
+                    {**chart, "description": name}
+                    for name, chart in zip(names, page.charts, strict=True)
+                    if _has_rows(chart)
                 ],
             }
         ),
@@ -195,6 +201,13 @@ def _styles(spec: object) -> set[str]:
         style = node.get("style", ())
         found.update([style] if isinstance(style, str) else style)
     return found
+
+
+def _has_rows(spec: Mapping[str, Any]) -> bool:
+    """False if a specification carries data sets and all of them are empty."""
+    data = [node["data"] for node in _dicts(spec) if isinstance(node.get("data"), dict)]
+    sets = [*(part["values"] for part in data if "values" in part), *spec.get("datasets", {}).values()]
+    return not sets or any(sets)
 
 
 def _dicts(node: object) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnrepro import paths, stats
+from attnrepro import stats
 from attnrepro.app.precheck import make_plan
 from attnrepro.codeversion import code_version
 from attnrepro.config import digest, table_module
@@ -19,10 +19,28 @@ from attnrepro.results.store import Store
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = (
-    "variant environment scale quantity statistic unit n n_failed estimate sd ci_low ci_high theory published"
-    " claim class p verdict stale note"
-).split()
+COLUMNS = [
+    "variant",
+    "environment",
+    "scale",
+    "quantity",
+    "statistic",
+    "unit",
+    "n",
+    "n_failed",
+    "estimate",
+    "sd",
+    "ci_low",
+    "ci_high",
+    "theory",
+    "published",
+    "claim",
+    "class",
+    "p",
+    "verdict",
+    "stale",
+    "note",
+]
 REPORTED = ("cpu", "full")
 
 

@@ -26,9 +26,7 @@ Point = tuple[Setting, ...]
 jobs: list[list[str]] = []
 
 
-def expand(
-    grids: Sequence[Sequence[Override]], command_line: Sequence[Override], *, star: bool
-) -> list[Point]:
+def expand(grids: Sequence[Sequence[Override]], command_line: Sequence[Override], *, star: bool) -> list[Point]:
     """Points of the union of ``grids``, each with the command line's values in place of its own.
 
     ``star`` (scale smoke) takes every value of every axis once instead of every combination: the first value of

@@ -7,12 +7,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from attnrepro.app.precheck import Plan, Planned
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
 # Flags of Hydra that show something and run nothing.
-SHOWS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
+SHOWS = (
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--cfg",
+    "-c",
+    "--info",
+    "-i",
+    "--shell-completion",
+    "-sc",
+)
 
 
 def cli() -> None:
@@ -64,7 +81,7 @@ def _run(arguments: list[str]) -> int:
     return execute(plan)
 
 
-def execute(plan: Any, report: Any = None) -> int:
+def execute(plan: "Plan", progress: "Progress | None" = None) -> int:
     """Run what a plan asks for through Hydra's loop and its launcher; print the closing list."""
     from attnrepro.app import grid
     from attnrepro.app.run import say
@@ -75,85 +92,109 @@ def execute(plan: Any, report: Any = None) -> int:
         signal.signal(signal.SIGTERM, _terminate)
         grid.jobs[:] = [p.overrides for p in planned]
         first = planned[0].overrides
-        say(f"{plan.table}: {len(planned)} of {len(plan.cells)} cells to run at scale {plan.config.scale}")
-        global _progress
-        _progress = report or _Progress(len(planned))
+        if progress is None:
+            say(f"{plan.table}: {len(planned)} of {len(plan.cells)} cells to run at scale {plan.config.scale}")
+        _reporting.progress = progress or Progress(len(planned))
         if plan.one_cell:
             _hydra([*first, "hydra.mode=RUN"])
         else:
             # The sweeper launches grid.jobs; only what chooses the frame of Hydra itself is passed here.
             _hydra(["--multirun", *(o for o in first if o.startswith(("experiment=", "scale=", "hydra")))])
-    ran = [p for p in planned if _is_done(plan, p)]
-    failed = [p for p in planned if not _is_done(plan, p)]
-    reused = [p for p in plan.cells if not p.to_run]
-    stale = [p for p in reused if p.stale]
-    say(
-        f"{plan.table}: {len(ran)} ran, {len(reused)} reused"
-        + (f" ({len(stale)} stale: the code changed since; stale=rerun runs them again)" if stale else "")
-        + f", {len(failed)} failed in {time.monotonic() - started:.1f} s; rows are in {plan.store.runs / plan.table}"
-    )
-    for p in failed:
-        failure = plan.store.failure(p.cell.table, p.cell.key) or {}
-        folder = plan.store.folder(p.cell.table, p.cell.key)
-        say(f"  failed {p.cell.key} {' '.join(p.overrides)}: {failure.get('error', 'no record')} ({folder}/job.log)")
-    return FAILED if failed else OK
+    if progress is None:
+        say(f"{summary(plan, planned)} in {time.monotonic() - started:.1f} s")
+        for line in failures(plan, planned):
+            say(line)
+    return FAILED if any(not plan.is_done(p) for p in planned) else OK
 
 
-def _is_done(plan: Any, planned: Any) -> bool:
-    record = plan.store.find(planned.cell.table, planned.cell.key)
-    return record is not None and (record.code == planned.code or planned.config.stale == "keep")
+def summary(plan: "Plan", planned: "Sequence[Planned]") -> str:
+    """``<table>: 3 ran, 5 reused, 0 failed``: what became of a plan whose ``planned`` cells were to run."""
+    ran = sum(plan.is_done(p) for p in planned)
+    reused = [p for p in plan.cells if p not in planned]
+    stale = sum(p.stale for p in reused)
+    note = f" ({stale} stale: the code changed since; stale=rerun runs them again)" if stale else ""
+    return f"{plan.table}: {ran} ran, {len(reused)} reused{note}, {len(planned) - ran} failed or not run"
 
 
-class _Progress:
+def failures(plan: "Plan", planned: "Sequence[Planned]") -> list[str]:
+    """A line for each cell that should have run and has no result."""
+    lines = []
+    for p in planned:
+        if not plan.is_done(p):
+            failure = plan.store.failure(p.cell.table, p.cell.key)
+            log = plan.store.folder(p.cell.table, p.cell.key) / "job.log"
+            why = f"failed {failure['error']} ({log})" if failure else "not run"
+            lines.append(f"  {p.cell.table} {p.cell.key} {label(p.overrides)}: {why}")
+    return lines
+
+
+def label(overrides: "Sequence[str]") -> str:
+    """What sets a cell apart, for people."""
+    return " ".join(o for o in overrides if not o.startswith(("experiment=", "scale=", "results="))) or "default"
+
+
+class Progress:
     """A line for each cell, and on a terminal its share done."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.number = 0
+        self.label = ""
         self.tty = sys.stderr.isatty()
 
     def start(self, label: str) -> None:
+        """A cell begins."""
         self.number += 1
         self._write(f"  [{self.number}/{self.total}] {label}", "" if self.tty else "\n")
         self.label = label
 
     def share(self, done: float) -> None:
+        """The running cell is so far."""
         if self.tty:
             self._write(f"\r  [{self.number}/{self.total}] {self.label}  {done:4.0%}", "")
 
     def end(self, outcome: str) -> None:
-        self._write(f"\r  [{self.number}/{self.total}] {self.label}  {outcome}" if self.tty else f"      {outcome}", "\n")
+        """The running cell is over."""
+        self._write(
+            f"\r  [{self.number}/{self.total}] {self.label}  {outcome}" if self.tty else f"      {outcome}",
+            "\n",
+        )
+
+    def tell(self, sentence: str) -> None:
+        """Say something that is not progress."""
+        self._write(f"\n{sentence}" if self.tty else sentence, "\n")
 
     @staticmethod
     def _write(line: str, end: str) -> None:
         print(line, file=sys.stderr, end=end, flush=True)
 
 
-_progress: Any = None
+@dataclass
+class _Reporting:
+    """Where a Hydra job tells how it goes; Hydra calls ``job`` with nothing but its configuration."""
+
+    progress: Progress | None = None
 
 
-def job(cfg: Any) -> str:
+_reporting = _Reporting()
+
+
+def job(cfg: "DictConfig") -> str:
     """One Hydra job is one cell. A failing cell is recorded and does not stop the others."""
     from hydra.core.hydra_config import HydraConfig
 
-    from attnrepro import environment, paths
-    from attnrepro.app.precheck import inputs_digest, resolve_accelerator
+    from attnrepro.app.precheck import resolve
     from attnrepro.app.run import CellFailed, run_cell
-    from attnrepro.config import make_cell, typed
-    from attnrepro.results.store import Store
+    from attnrepro.config import typed
 
     overrides = list(HydraConfig.get().overrides.task)
     config = typed(cfg)
-    accelerator = resolve_accelerator(config)
-    store = Store(paths.results_dir(config.results))
-    hardware = f"{environment.device_name(accelerator)}|{environment.processor()}"
-    cell = make_cell(config, accelerator=accelerator, hardware=hardware, inputs=inputs_digest(store, config))
-    progress = _progress or _Progress(1)
-    shown = " ".join(o for o in overrides if not o.startswith(("experiment=", "scale="))) or "default"
-    progress.start(f"{cell.table} {cell.key} {shown}")
+    cell, store = resolve(config)
+    progress = _reporting.progress or Progress(1)
+    progress.start(f"{cell.table} {cell.key} {label(overrides)}")
     started = time.monotonic()
     try:
-        outcome = run_cell(config, cell, store, overrides=overrides, report=progress.share)
+        outcome = run_cell(config, cell, store, overrides=overrides, report=progress.share, tell=progress.tell)
     except CellFailed as error:
         progress.end(f"FAILED {error}")
         return "failed"

@@ -64,6 +64,11 @@ class Plan:
         """Cells that have to be measured."""
         return [planned for planned in self.cells if planned.to_run]
 
+    def is_done(self, planned: Planned) -> bool:
+        """Whether a cell that was to run has its result by now."""
+        record = self.store.find(planned.cell.table, planned.cell.key)
+        return record is not None and (record.code == planned.code or planned.config.stale == "keep")
+
 
 def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs: bool = True) -> Plan:
     """Compose, expand and check everything that ``arguments`` (Hydra overrides) ask for.
@@ -79,7 +84,7 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
             if override.key_or_group in NOT_SWEPT:
                 raise BadInput(
                     f"{override.key_or_group} cannot be swept, because each table and scale brings its own grid:"
-                    f" run one command for each value, or make reproduce TABLE=\"a b\""
+                    f' run one command for each value, or make reproduce TABLE="a b"'
                 )
         base = [o for o in overrides if _is_group(o) and not o.is_sweep_override()]
         scale = _scale(overrides, base)
@@ -166,7 +171,7 @@ def _flat(node: Any, prefix: str = "") -> list[str]:
     names: list[str] = []
     if isinstance(node, DictConfig):
         for name in node:
-            full = f"{prefix}{name}"
+            full = f"{prefix}{name!s}"
             names += [full, *_flat(node._get_node(name), f"{full}.")]
     return names
 
@@ -181,7 +186,11 @@ def _check_keys(frame: DictConfig, values: Sequence[Override]) -> None:
         near = difflib.get_close_matches(key, known, n=1) or [
             last[match] for match in difflib.get_close_matches(key.rsplit(".", 1)[-1], list(last), n=1)
         ]
-        hint = f"did you mean {near[0]}?" if near else f"keys: {', '.join(k for k in known if '.' not in k and k != 'hydra')}"
+        hint = (
+            f"did you mean {near[0]}?"
+            if near
+            else f"keys: {', '.join(k for k in known if '.' not in k and k != 'hydra')}"
+        )
         raise BadInput(f"unknown key {key}; {hint}")
 
 
@@ -196,9 +205,7 @@ def _mode(frame: DictConfig, hydra_values: Sequence[Override], multirun: bool) -
     return "MULTIRUN" if multirun or (configured and "MULTIRUN" in str(configured)) else "RUN"
 
 
-def _points(
-    parser: OverridesParser, frame: DictConfig, values: Sequence[Override], *, star: bool
-) -> list[grid.Point]:
+def _points(parser: OverridesParser, frame: DictConfig, values: Sequence[Override], *, star: bool) -> list[grid.Point]:
     sweeper = frame.hydra.sweeper
     main = OmegaConf.select(sweeper, "params") or {}
     also = OmegaConf.select(sweeper, "also") or []
@@ -224,7 +231,6 @@ def _check_cells(
     """Type every cell. One composition serves all points that choose the same groups."""
     frames: dict[tuple[str, ...], DictConfig] = {}
     plan: Plan | None = None
-    hardware: dict[str, str] = {}
     for point in points:
         groups = tuple(s.text for s in point if _names_group(s.key))
         if groups not in frames:
@@ -237,21 +243,12 @@ def _check_cells(
         where = ", ".join(s.text for s in point) if len(points) > 1 else ""
         try:
             config = typed(cfg)
-            accelerator = resolve_accelerator(config)
+            cell, store = resolve(config, check_inputs=check_inputs)
         except BadInput as error:
             shown = f" (in the cell {where})" if where else ""
             raise BadInput(f"{error}{shown}") from error
         if plan is None:
-            store = Store(paths.results_dir(config.results))
-            plan = Plan(config.table, config, store, accelerator)
-        if accelerator not in hardware:
-            hardware[accelerator] = f"{environment.device_name(accelerator)}|{environment.processor()}"
-        cell = make_cell(
-            config,
-            accelerator=accelerator,
-            hardware=hardware[accelerator],
-            inputs=inputs_digest(plan.store, config) if check_inputs else "",
-        )
+            plan = Plan(config.table, config, store, cell.accelerator)
         if any(cell.key == other.cell.key for other in plan.cells):
             continue
         texts = [*fixed, *(s.text for s in point), *(o.input_line or "" for o in hydra_values if _is_job(o))]
@@ -270,7 +267,16 @@ def _names_group(key: str) -> bool:
     return bool(GlobalHydra.instance().config_loader().get_group_options(key))
 
 
-def resolve_accelerator(config: Config) -> str:
+def resolve(config: Config, *, check_inputs: bool = True) -> tuple[Cell, Store]:
+    """The cell that a typed configuration means on this machine, and the store it is recorded in."""
+    accelerator = _accelerator(config)
+    store = Store(paths.results_dir(config.results))
+    hardware = f"{environment.device_name(accelerator)}|{environment.processor()}"
+    inputs = _inputs_digest(store, config) if check_inputs else ""
+    return make_cell(config, accelerator=accelerator, hardware=hardware, inputs=inputs), store
+
+
+def _accelerator(config: Config) -> str:
     """``cpu`` or ``cuda``. Raises ``BadInput`` when a GPU is asked for and there is none."""
     wanted = config.trainer.accelerator
     if wanted == "cpu":
@@ -282,7 +288,7 @@ def resolve_accelerator(config: Config) -> str:
     return "cpu"
 
 
-def inputs_digest(store: Store, config: Config) -> str:
+def _inputs_digest(store: Store, config: Config) -> str:
     """Digest of the rows that a table with ``needs`` reads, part of its key."""
     if not config.needs:
         return ""
@@ -315,4 +321,3 @@ def plan_text(plan: Plan, seconds: Sequence[float | None]) -> str:
         f" {len(plan.cells) - len(run)} reused, predicted {total:.0f} s on one core"
     )
     return "\n".join(lines)
-

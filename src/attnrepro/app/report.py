@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnrepro import paths
 from attnrepro.app.gather import COLUMNS, REPORTED, Group, grid, groups
-from attnrepro.config import digest, table_module
+from attnrepro.config import digest, load_yaml, table_module
 from attnrepro.results import verdicts
 from attnrepro.results.published import PublishedLine, load_published
 from attnrepro.results.rows import text
@@ -70,7 +70,11 @@ class TableReport:
 
 
 def _same_group(line: Mapping[str, Any], group: Group) -> bool:
-    return (line["variant"], line["environment"], line["scale"]) == (group.variant, group.environment, group.scale)
+    return (line["variant"], line["environment"], line["scale"]) == (
+        group.variant,
+        group.environment,
+        group.scale,
+    )
 
 
 def _cell(value: object) -> str:
@@ -82,10 +86,7 @@ def _cell(value: object) -> str:
 
 def about(table: str) -> dict[str, Any]:
     """Title, question and the like from the table's own file."""
-    import yaml
-
-    data: dict[str, Any] = yaml.safe_load((paths.conf_dir() / "experiment" / f"{table}.yaml").read_text("utf-8"))
-    return data
+    return load_yaml(paths.conf_dir() / "experiment" / f"{table}.yaml")
 
 
 def published_lines(table: str) -> list[PublishedLine]:
@@ -94,9 +95,7 @@ def published_lines(table: str) -> list[PublishedLine]:
     return load_published(path) if path.is_file() else []
 
 
-def report_table(
-    table: str, store: Store | None, raw: Path, scales: Sequence[str] = REPORTED
-) -> TableReport:
+def report_table(table: str, store: Store | None, raw: Path, scales: Sequence[str] = REPORTED) -> TableReport:
     """Gather, derive, judge."""
     module = table_module(table)
     report = TableReport(table, about(table), tuple(module.AXES))
@@ -133,7 +132,7 @@ def _derive(group: Group, module: Any, printed: Sequence[PublishedLine]) -> None
     from attnrepro import stats
 
     for line in derive(group.frame(), printed):
-        full = {axis: "" for axis in module.AXES} | {
+        full: dict[str, Any] = dict.fromkeys(module.AXES, "") | {
             "unit": "",
             "n_failed": 0,
             "seeds": (),
@@ -191,7 +190,9 @@ def _judged_lines(group: Group, module: Any, printed: Sequence[PublishedLine]) -
     cases = []
     for one in printed:
         line = by_place.get(_place(one, module))
-        options = protocols(one, frame) if protocols and frame is not None and one.klass in ("sampling", "single_run") else ()
+        options = (
+            protocols(one, frame) if protocols and frame is not None and one.klass in ("sampling", "single_run") else ()
+        )
         theory = None if line is None or math.isnan(line["theory"]) else line["theory"]
         reason = group.not_run or ("not run yet" if not group.lines else "its cell was not run")
         cases.append(Case(one, theory, _estimate(line), tuple(options), not_run=reason))
@@ -219,8 +220,8 @@ def _judged_lines(group: Group, module: Any, printed: Sequence[PublishedLine]) -
     for line in _sorted([line for line in group.lines if _shown(line, module)], module):
         for entry in judged.pop(_at(line, module), [{}]):
             result.append({**line, **entry, **base})
-    for place, entries in judged.items():  # printed lines that nothing was measured for
-        axes = dict(zip((*module.AXES, "quantity", "statistic"), place, strict=True))
+    for at, entries in judged.items():  # printed lines that nothing was measured for
+        axes = dict(zip((*module.AXES, "quantity", "statistic"), at, strict=True))
         result += [{**axes, "n": 0, "n_failed": 0, "stale": False, **entry, **base} for entry in entries]
     return result
 
@@ -238,7 +239,13 @@ def _estimate(line: Mapping[str, Any] | None) -> Estimate | None:
         return None
     sd = None if math.isnan(line["sd"]) else line["sd"]
     return Estimate(
-        line["estimate"], line["n"], line["n_failed"], sd, line["ci_low"], line["ci_high"], tuple(line["seeds"])
+        line["estimate"],
+        line["n"],
+        line["n_failed"],
+        sd,
+        line["ci_low"],
+        line["ci_high"],
+        tuple(line["seeds"]),
     )
 
 
@@ -265,7 +272,12 @@ def markdown(reports: Sequence[TableReport]) -> str:
         *_overview(reports, "tables/"),
     ]
     for report in reports:
-        out += ["", f"## {report.about['title']}", "", f"`{report.name}`, document {report.about['document']}."]
+        out += [
+            "",
+            f"## {report.about['title']}",
+            "",
+            f"`{report.name}`, document {report.about['document']}.",
+        ]
         out += ["", f"**Question.** {report.about['question']}"]
         if report.answer:
             out += ["", f"**Answer.** {report.answer}"]
@@ -353,7 +365,9 @@ def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
         frame = pd.read_csv(io.StringIO(report.csv), dtype=str, keep_default_na=False)
         charts: tuple[Any, ...] = ()
         if report.shown is not None:
-            judged = {_at(line, module): line.get("published", "") for line in report.lines if _same_group(line, report.shown)}
+            judged = {
+                _at(line, module): line.get("published", "") for line in report.lines if _same_group(line, report.shown)
+            }
             data = report.shown.frame()
             data["published"] = [_float(judged.get(_at(line, module), "")) for line in report.shown.lines]
             charts = tuple(module.charts(data)) if hasattr(module, "charts") else ()
@@ -427,7 +441,10 @@ def build_dashboard(reports: Sequence[TableReport], root: Path) -> None:
     page, mark = root / "dashboard.html", root / ".stamp.json"
     if page.is_file() and mark.is_file() and mark.read_text(encoding="utf-8").strip() == json.dumps(stamp):
         return
-    heading, subtitle = "attnrepro", "Published, measured and theory for every table of five lectures on attention"
+    heading, subtitle = (
+        "attnrepro",
+        "Published, measured and theory for every table of five lectures on attention",
+    )
     dashboard.write(pages(reports), page, heading, subtitle)
     write_text(mark, json.dumps(stamp) + "\n")
 

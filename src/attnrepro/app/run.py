@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 
 from attnrepro import environment, paths
 from attnrepro.app import tracking
@@ -147,7 +148,11 @@ def _measure(
             "data_sha256": None,
             "wandb": {"mode": tracker.mode, "url": tracker.url},
         }
-    return {"rows.csv": content, "config.yaml": yaml.safe_dump(cell.science(), sort_keys=True), "run.json": to_json(run)}
+    return {
+        "rows.csv": content,
+        "config.yaml": OmegaConf.to_yaml(OmegaConf.create(cell.science()), sort_keys=True),
+        "run.json": to_json(run),
+    }
 
 
 _told: set[str] = set()
@@ -171,11 +176,25 @@ def _rows(cell: Cell, store: Store, logger: Any, report: Callable[[float], None]
     with _quiet_lightning():
         job = measure.build(cell)
         trainer = make_trainer(cell, logger=logger, max_steps=job.max_steps, report=report)
-        if job.fit is not None:
-            trainer.fit(job.module, job.fit)
-        trainer.test(job.module, job.test, verbose=False)
+        with _interruptible():
+            if job.fit is not None:
+                trainer.fit(job.module, job.fit)
+            trainer.test(job.module, job.test, verbose=False)
     measured: list[Row] = job.module.rows()
     return measured
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lightning turns Ctrl-C into ``SystemExit(1)`` and ignores the next one; a run of cells must stop at the first."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as stop:
+        signal.signal(signal.SIGINT, handler)
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from stop
+        raise
 
 
 @contextlib.contextmanager
@@ -234,9 +253,11 @@ def git_sha() -> str | None:
     try:
         sha, dirty = (
             subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True)
-            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno", "--", "src", "conf", "experiments"))
+            for arguments in (
+                ("rev-parse", "HEAD"),
+                ("status", "--porcelain", "-uno", "--", "src", "conf", "experiments"),
+            )
         )
     except (OSError, subprocess.SubprocessError):
         return None
     return sha.stdout.strip() + ("+" if dirty.stdout.strip() else "")
-

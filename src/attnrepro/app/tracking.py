@@ -329,7 +329,7 @@ def _installed() -> bool:
 
 
 def _base_url() -> str:
-    """The server that wandb would use: the environment's, else the one of `wandb login --host`, else its own."""
+    """The server that wandb would use: the environment's, else that of `wandb login --host`, else its own."""
     settings = configparser.ConfigParser(interpolation=None)
     with suppress(configparser.Error, OSError, RuntimeError, UnicodeError):
         folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()

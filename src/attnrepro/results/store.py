@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from attnrepro.config import load_yaml
 
 DONE = "done.json"
 FAILED = "failed.json"
@@ -43,8 +43,7 @@ class Record:
     @property
     def config(self) -> dict[str, Any]:
         """The scientific part of its configuration."""
-        result: dict[str, Any] = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
-        return result
+        return load_yaml(self.folder / "config.yaml")
 
 
 class Store:
@@ -107,7 +106,9 @@ class Store:
             finally:
                 fcntl.lockf(file, fcntl.LOCK_UN)
 
-    def write(self, table: str, key: str, files: Mapping[str, str], *, code: str, log: Path | None = None) -> None:
+    def write(
+        self, table: str, key: str, files: Mapping[str, str], *, code: str, log: Path | None = None
+    ) -> None:
         """Record a finished cell whole; the caller holds its lock."""
         folder = self.folder(table, key)
         new, old = folder.with_suffix(".new"), folder.with_suffix(".old")
@@ -130,7 +131,9 @@ class Store:
         _sync_folder(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
 
-    def write_failure(self, table: str, key: str, failure: Mapping[str, object], log: Path | None = None) -> Path:
+    def write_failure(
+        self, table: str, key: str, failure: Mapping[str, object], log: Path | None = None
+    ) -> Path:
         """Record why an attempt failed beside whatever is there; a finished cell stays finished."""
         folder = self.folder(table, key)
         folder.mkdir(parents=True, exist_ok=True)

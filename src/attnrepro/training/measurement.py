@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import lightning as L  # noqa: N812
+import lightning as L
 from torch.utils.data import DataLoader, Dataset
 
 from attnrepro.results.rows import Row

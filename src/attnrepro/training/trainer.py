@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L  # noqa: N812
+import lightning as L
 import torch
 
 from attnrepro.config import Cell
@@ -29,7 +29,13 @@ class Progress(L.Callback):
             self.report(done / total)
 
     def on_test_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        *_: Any,
     ) -> None:
         """Report after a measured batch."""
         self._tell(batch_idx + 1, sum(trainer.num_test_batches))

@@ -1,0 +1,376 @@
+"""Reproduce tables: one outer loop of ours over tables and cells, a single-thread worker process for each core."""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from attnrepro import paths
+from attnrepro.app.main import BAD, FAILED, INTERRUPTED, OK, Progress, execute, failures, summary
+from attnrepro.app.precheck import Plan, Planned, make_plan, plan_text
+from attnrepro.app.predict import predict
+from attnrepro.app.report import about
+from attnrepro.app.run import say
+from attnrepro.config import BadInput
+
+# Cells shorter than this share a worker process: starting one costs about a second.
+SHORT = 5.0
+# What workers need, imported once in the server they are forked from.
+PRELOAD = ["torch", "lightning", "torchmetrics", "hydra", "attnrepro.app.precheck", "attnrepro.app.run"]
+
+
+@dataclass
+class Task:
+    """Cells of one table for one worker process."""
+
+    table: str
+    arguments: list[str]
+    keys: list[str]
+    seconds: float
+
+
+@dataclass
+class Worker:
+    """A running worker as the runner sees it."""
+
+    process: Any
+    link: Connection
+    task: Task
+    label: str = ""
+    share: float = 0.0
+    since: float = field(default_factory=time.monotonic)
+
+
+class PipeProgress(Progress):
+    """Progress that goes to the runner."""
+
+    def __init__(self, link: Connection) -> None:
+        super().__init__(0)
+        self.link = link
+
+    def _send(self, kind: str, value: object) -> None:
+        with contextlib.suppress(OSError):
+            self.link.send((kind, value))
+
+    def start(self, label: str) -> None:
+        """A cell begins."""
+        self.label = label
+        self._send("start", label)
+
+    def share(self, done: float) -> None:
+        """The running cell is so far."""
+        self._send("share", done)
+
+    def end(self, outcome: str) -> None:
+        """The running cell is over."""
+        self._send("end", f"{self.label}: {outcome}")
+
+    def tell(self, sentence: str) -> None:
+        """The runner has said it already, once for all workers."""
+
+
+def work(task: Task, link: Connection) -> None:
+    """A worker process: measure the task's cells and exit with their exit code."""
+    threading.Thread(target=_end_with_parent, args=(link,), daemon=True).start()
+    scratch = tempfile.mkdtemp(prefix="attnrepro-")
+    os.environ["ATTNREPRO_SCRATCH"] = scratch
+    try:
+        plan = make_plan(task.arguments)
+        plan.cells = [planned for planned in plan.cells if planned.cell.key in task.keys]
+        code = execute(plan, PipeProgress(link))
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    # multiprocessing takes a return value for success, whatever it is.
+    sys.exit(code)
+
+
+def _end_with_parent(link: Connection) -> None:
+    """A killed runner must not leave a worker writing: the link closes, the worker ends."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            link.recv()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+    os._exit(128 + signal.SIGTERM)
+
+
+def in_order(tables: Sequence[str]) -> list[str]:
+    """The tables and everything they need, each after what it needs.
+
+    Raises ``BadInput`` for an unknown table or a circle.
+    """
+    known = paths.table_names()
+    ordered: list[str] = []
+
+    def add(table: str, path: tuple[str, ...]) -> None:
+        if table not in known:
+            raise BadInput(f"TABLE={table}: there is no such table; choices: {', '.join(known)}")
+        if table in path:
+            raise BadInput(f"tables need each other in a circle: {' -> '.join([*path, table])}")
+        if table not in ordered:
+            for need in needs(table):
+                add(need, (*path, table))
+            ordered.append(table)
+
+    for table in tables:
+        add(table, ())
+    return ordered
+
+
+def needs(table: str) -> list[str]:
+    """Tables whose rows a table reads."""
+    return list(about(table).get("needs") or [])
+
+
+def waves(tables: Sequence[str]) -> list[list[str]]:
+    """Groups of tables that may run at the same time: needs first, and every timing table alone."""
+    done: set[str] = set()
+    left = list(tables)
+    result: list[list[str]] = []
+    while left:
+        ready = [t for t in left if set(needs(t)) & set(tables) <= done]
+        untimed = [t for t in ready if not about(t).get("timing")]
+        wave = untimed or ready[:1]
+        result.append(wave)
+        done |= set(wave)
+        left = [t for t in left if t not in wave]
+    return result
+
+
+def split(plan: Plan, arguments: list[str], *, together: bool) -> list[Task]:
+    """A plan's open cells as tasks, long cells alone and short ones together."""
+    tasks: list[Task] = []
+    short = Task(plan.table, arguments, [], 0.0)
+    cells = sorted(((predict(p) or SHORT, p) for p in plan.to_run), key=lambda item: -item[0])
+    for seconds, planned in cells:
+        if seconds >= SHORT and not together:
+            tasks.append(Task(plan.table, arguments, [planned.cell.key], seconds))
+            continue
+        if short.keys and short.seconds + seconds > 2 * SHORT and not together:
+            tasks.append(short)
+            short = Task(plan.table, arguments, [], 0.0)
+        short.keys.append(planned.cell.key)
+        short.seconds += seconds
+    return tasks + [short] * bool(short.keys)
+
+
+class Runner:
+    """Runs tasks on worker processes and shows how far they are."""
+
+    def __init__(self, jobs: int, total: int, seconds: float) -> None:
+        self.jobs = jobs
+        self.total = total
+        self.finished = 0
+        self.left = seconds
+        self.workers: list[Worker] = []
+        self.tty = sys.stderr.isatty()
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOAD)
+        self.said = time.monotonic()
+
+    def run(self, tasks: Iterable[Task]) -> None:
+        """Run all tasks, the longest first."""
+        queue = sorted(tasks, key=lambda task: -task.seconds)
+        try:
+            while queue or self.workers:
+                while queue and len(self.workers) < self.jobs:
+                    self._start(queue.pop(0))
+                self._listen()
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    def _start(self, task: Task) -> None:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=work, args=(task, theirs), daemon=False)
+        process.start()
+        theirs.close()
+        self.workers.append(Worker(process, ours, task))
+
+    def _listen(self) -> None:
+        links = {worker.link: worker for worker in self.workers}
+        for link in wait(list(links), timeout=0.5):
+            worker = links[link]  # type: ignore[index]
+            try:
+                kind, value = worker.link.recv()
+            except (EOFError, OSError):
+                self._ended(worker)
+                continue
+            if kind == "start":
+                worker.label, worker.share, worker.since = value, 0.0, time.monotonic()
+            elif kind == "share":
+                worker.share = value
+            elif kind == "end":
+                self.finished += 1
+                worker.share = 0.0
+                self._line(f"  [{self.finished}/{self.total}] {value}")
+        self._status()
+
+    def _ended(self, worker: Worker) -> None:
+        worker.process.join()
+        worker.link.close()
+        self.workers.remove(worker)
+        self.left -= worker.task.seconds
+        if worker.process.exitcode not in (OK, FAILED):
+            self._line(f"  a worker of {worker.task.table} ended with code {worker.process.exitcode}")
+
+    def _line(self, text: str) -> None:
+        say(f"\r\x1b[K{text}" if self.tty else text)
+
+    def _status(self) -> None:
+        """One line that is written over on a terminal; off one, a plain line every half minute."""
+        now = time.monotonic()
+        if now - self.said < (0.5 if self.tty else 30):
+            return
+        self.said = now
+        running = [f"{w.label.split(' ', 2)[-1]} {w.share:.0%}" for w in self.workers if w.label]
+        spent = sum(min(now - w.since, w.task.seconds) for w in self.workers)
+        left = max(0.0, self.left - spent) / max(1, self.jobs)
+        text = f"  [{self.finished}/{self.total}] running {'; '.join(running)}; about {left:.0f} s left"
+        if self.tty:
+            width = shutil.get_terminal_size().columns
+            print(f"\r\x1b[K{text[: width - 1]}", end="", file=sys.stderr, flush=True)
+        else:
+            say(text)
+
+    def stop(self) -> None:
+        """End every worker: ask, wait, then force."""
+        for worker in self.workers:
+            worker.process.terminate()
+        end = time.monotonic() + 8
+        for worker in self.workers:
+            worker.process.join(max(0.1, end - time.monotonic()))
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+
+
+def reproduce(tables: Sequence[str], overrides: Sequence[str], *, jobs: int | None, dry_run: bool) -> int:
+    """Reproduce tables with what they need, then bring everything generated up to date."""
+    ordered = in_order(tables or paths.table_names())
+    started = time.monotonic()
+    # Every table is checked before the first one starts; a table that needs rows can only be checked in part.
+    for table in ordered:
+        make_plan([f"experiment={table}", *overrides], check_inputs=False)
+    closing: list[str] = []
+    code = OK
+    try:
+        for wave in waves(ordered):
+            code = max(code, _wave(wave, overrides, jobs, closing, dry_run=dry_run))
+    except KeyboardInterrupt:
+        say("\ninterrupted; finished cells are kept and the next run goes on from them")
+        code = INTERRUPTED
+    if dry_run:
+        return code
+    if code != INTERRUPTED:
+        code = max(code, _reports(make_plan([f"experiment={ordered[0]}", *overrides], check_inputs=False)))
+    for line in closing:
+        say(line)
+    say(f"{'done' if code == OK else 'ended with exit code ' + str(code)} in {time.monotonic() - started:.1f} s")
+    return code
+
+
+def _wave(
+    tables: Sequence[str], overrides: Sequence[str], jobs: int | None, closing: list[str], *, dry_run: bool
+) -> int:
+    arguments = {table: [f"experiment={table}", *overrides] for table in tables}
+    plans: dict[str, Plan] = {}
+    for table in tables:
+        try:
+            plans[table] = make_plan(arguments[table])
+        except BadInput as error:  # what it needs did not come about
+            if not dry_run:
+                closing.append(f"{table}: not run, {error}")
+                return FAILED
+            plans[table] = make_plan(arguments[table], check_inputs=False)
+    if dry_run:
+        for plan in plans.values():
+            print(plan_text(plan, [predict(planned) for planned in plan.cells]))
+        return OK
+    to_run: dict[str, list[Planned]] = {table: plan.to_run for table, plan in plans.items()}
+    total = sum(map(len, to_run.values()))
+    try:
+        if total:
+            timing = any(plan.config.timing for plan in plans.values())
+            tasks = [t for table, plan in plans.items() for t in split(plan, arguments[table], together=timing)]
+            workers = jobs or (1 if timing or _on_gpu(plans.values()) else len(os.sched_getaffinity(0)))
+            seconds = sum(task.seconds for task in tasks)
+            say(
+                f"{', '.join(tables)}: {total} cells to run on {min(workers, len(tasks))} worker(s),"
+                f" about {max(seconds / workers, max(t.seconds for t in tasks)):.0f} s"
+            )
+            _say_tracking(plans.values())
+            Runner(workers, total, seconds).run(tasks)
+    finally:
+        closing += [
+            line for t, plan in plans.items() for line in (summary(plan, to_run[t]), *failures(plan, to_run[t]))
+        ]
+    done = all(plan.is_done(p) for table, plan in plans.items() for p in to_run[table])
+    return OK if done else FAILED
+
+
+def _on_gpu(plans: Iterable[Plan]) -> bool:
+    return any(plan.accelerator == "cuda" for plan in plans)
+
+
+def _say_tracking(plans: Iterable[Plan]) -> None:
+    from attnrepro.app.tracking import resolve_mode
+
+    for reason in {resolve_mode(plan.config.tracking)[1] for plan in plans if plan.config.tracking.mode == "auto"}:
+        say(reason)
+
+
+def _reports(plan: Plan) -> int:
+    from attnrepro.app import report
+
+    root = plan.store.root
+    repository = paths.repository()
+    inside = repository is not None and root == repository / "results"
+    outcome = report.build(
+        root,
+        raw=repository / "results" / "raw" if repository else None,
+        readme=repository / "README.md" if inside and repository else None,
+    )
+    for problem in outcome.problems:
+        say(f"FAILED {problem}")
+    say(f"tables, REPORT.md and dashboard.html are in {root}")
+    return FAILED if outcome.problems else OK
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of ``scripts/reproduce.py``."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("MKL_NUM_THREADS", "1")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", metavar="TABLE or key=value", help="tables (none: all) and overrides")
+    parser.add_argument("--jobs", type=int, help="worker processes (default: one a core, one on a GPU)")
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and for how long")
+    options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if options.jobs is not None and options.jobs < 1:
+            raise BadInput(f"JOBS={options.jobs} must be at least 1")
+        tables = [word for word in options.words if "=" not in word]
+        overrides = [word for word in options.words if "=" in word]
+        return reproduce(tables, overrides, jobs=options.jobs, dry_run=options.dry_run)
+    except BadInput as error:
+        say(f"reproduce: {error}")
+        return BAD
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
