@@ -414,44 +414,39 @@ def answer(frame: pd.DataFrame) -> str:
     if len(rms) == 2 and len(median):
         parts.append(
             f"Without it the typical gradient vanishes (median Jacobian trace {median.iloc[0]:.1g} at d = {high}), but"
-            f" the root mean square gradient of the query is {rms['false'] / rms['true']:.1f} times larger, not smaller."
+            f" the root mean square gradient of the query is {rms['false'] / rms['true']:.1f} times that with it."
         )
     return " ".join(parts)
 
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
-    """Entropy, largest weight and logit sd against d: theory as lines, measured with intervals, published as crosses."""
+    """Entropy, largest weight and logit sd against d: theory lines, measured intervals, published crosses."""
     import altair as alt
 
     titles = {"entropy": "attention entropy (nats)", "max_weight": "largest weight", "logit_sd": "logit sd"}
-    rows = frame[
-        frame.quantity.isin(list(titles))
-        & (frame["keys"] == "own")
-        & (frame.n_keys == "16")
-        & ~frame.head_dim.isin(["", "inf"])
-    ].copy()
+    rows = frame[(frame["keys"] == "own") & (frame.n_keys == "16") & ~frame.head_dim.isin(["", "inf"])].copy()
+    rows = rows[rows.quantity.isin(list(titles))]
     rows["d"] = rows.head_dim.astype(float)
     rows["scale"] = rows.scaled.map({"true": "with 1/√d", "false": "without"})
-    columns = ["d", "scale", "quantity", "estimate", "ci_low", "ci_high", "theory", "published"]
+    columns = ["d", "scale", "estimate", "ci_low", "ci_high", "theory", "published"]
+    x = alt.X("d:Q", title="head dimension d").scale(type="log", base=2).axis(values=sorted(rows.d.unique()))
+    tip = [alt.Tooltip(f"{column}:{'N' if column == 'scale' else 'Q'}") for column in columns]
     panels = []
     for quantity, title in titles.items():
         data = rows[rows.quantity == quantity][columns].drop_duplicates(["d", "scale"])
-        values = alt.Data(values=[{k: v for k, v in record.items() if v == v} for record in data.to_dict("records")])
-        axis = alt.Scale(type="log") if quantity == "logit_sd" else alt.Scale(zero=True)
-        x = alt.X(
-            "d:Q",
-            scale=alt.Scale(type="log", base=2),
-            axis=alt.Axis(values=sorted(rows.d.unique())),
-            title="head dimension d",
-        )
-        colour = alt.Color("scale:N", title=None)
-        base = alt.Chart(values).encode(x=x, color=colour)
-        tip = [alt.Tooltip(f"{c}:{'N' if c == 'scale' else 'Q'}") for c in columns if c != "quantity"]
+        # A missing number is left out: JSON has no nan.
+        values = [{k: v for k, v in record.items() if v == v} for record in data.to_dict("records")]
+        base = alt.Chart(alt.Data(values=values)).encode(x=x, color=alt.Color("scale:N", title=None))
+        scale = alt.Scale(type="log") if quantity == "logit_sd" else alt.Scale(zero=True)
+
+        def y(field: str, title: str = title, scale: alt.Scale = scale) -> alt.Y:
+            return alt.Y(f"{field}:Q", title=title, scale=scale)
+
         layers = (
-            base.mark_line(opacity=0.7).encode(y=alt.Y("theory:Q", title=title, scale=axis)),
-            base.mark_rule(strokeWidth=2).encode(y=alt.Y("ci_low:Q", scale=axis), y2="ci_high:Q"),
-            base.mark_point(filled=True, size=45).encode(y=alt.Y("estimate:Q", scale=axis), tooltip=tip),
-            base.mark_point(shape="cross", size=90).encode(y=alt.Y("published:Q", scale=axis), tooltip=tip),
+            base.mark_line(opacity=0.7).encode(y=y("theory")),
+            base.mark_rule(strokeWidth=2).encode(y=y("ci_low"), y2="ci_high:Q"),
+            base.mark_point(filled=True, size=45).encode(y=y("estimate"), tooltip=tip),
+            base.mark_point(shape="cross", size=90).encode(y=y("published"), tooltip=tip),
         )
         panels.append(alt.layer(*layers).properties(width="container", height=220).to_dict())
     return panels

@@ -19,28 +19,10 @@ from attnrepro.results.store import Store
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = [
-    "variant",
-    "environment",
-    "scale",
-    "quantity",
-    "statistic",
-    "unit",
-    "n",
-    "n_failed",
-    "estimate",
-    "sd",
-    "ci_low",
-    "ci_high",
-    "theory",
-    "published",
-    "claim",
-    "class",
-    "p",
-    "verdict",
-    "stale",
-    "note",
-]
+COLUMNS = (
+    *("variant", "environment", "scale", "quantity", "statistic", "unit", "n", "n_failed", "estimate", "sd"),
+    *("ci_low", "ci_high", "theory", "published", "claim", "class", "p", "verdict", "stale", "note"),
+)
 REPORTED = ("cpu", "full")
 
 

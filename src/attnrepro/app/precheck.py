@@ -23,8 +23,9 @@ from attnrepro.codeversion import code_version
 from attnrepro.config import BadInput, Cell, Config, digest, make_cell, typed
 from attnrepro.results.store import Record, Store
 
-# Choices that decide what the grid itself is: Hydra silently drops or reuses grids when they are swept.
-NOT_SWEPT = ("experiment", "scale")
+# One value a command: these choose the grid itself (Hydra silently drops or reuses grids when they are swept) or
+# where all of its cells go.
+NOT_SWEPT = ("experiment", "scale", "results", "stale")
 
 
 @dataclass
@@ -83,8 +84,8 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
         for override in sweeps:
             if override.key_or_group in NOT_SWEPT:
                 raise BadInput(
-                    f"{override.key_or_group} cannot be swept, because each table and scale brings its own grid:"
-                    f' run one command for each value, or make reproduce TABLE="a b"'
+                    f"{override.key_or_group} cannot be swept, because it decides what the grid is or where its cells go:"
+                    " run one command for each value"
                 )
         base = [o for o in overrides if _is_group(o) and not o.is_sweep_override()]
         scale = _scale(overrides, base)

@@ -391,13 +391,11 @@
     return !grid && !["row", "column", "facet"].some((key) => key in (spec.encoding ?? {}));
   }
 
-  const TALLEST = 10000; // pixels: a logarithmic axis without one drawable value asks for an infinite picture
-
   async function draw(container, spec) {
     const fluid = fits(spec) ? { width: "container", height: 260, autosize: { type: "fit-x", contains: "padding" } } : {};
     const columns = Math.max(1, Math.floor(container.clientWidth / 170));
     try {
-      const { finalize } = await window.vegaEmbed(container, { ...fluid, ...spec }, {
+      await window.vegaEmbed(container, { ...fluid, ...spec }, {
         mode: "vega-lite",
         renderer: "svg",
         actions: false,
@@ -410,9 +408,6 @@
           title: { ...config.title, limit: container.clientWidth },
         },
       });
-      if (container.querySelector("svg").height.baseVal.value < TALLEST) return;
-      finalize();
-      container.textContent = "No values to draw.";
     } catch (error) {
       container.textContent = `This chart could not be drawn: ${error.message}`;
       console.error(container.ariaLabel, error);
