@@ -74,12 +74,17 @@ def test_a_theory_of_zero_is_met_by_round_off_only() -> None:
     assert one(line, 0.0, Estimate(3e-16, 1)).verdict == Verdict.REPRODUCED
     assert one(line, 0.0, Estimate(3e-14, 1)).verdict == Verdict.FAILED
     assert one(line, 0.0, Estimate(3e-14, 1), scale=100.0).verdict == Verdict.REPRODUCED
+    assert one(published("exact", "5"), 0.0, Estimate(3e-16, 1)).verdict == Verdict.SOURCE_ERROR
+    assert one(line, 4e-16, Estimate(8e-16, 1)).verdict == Verdict.FAILED
 
 
 def test_a_share_without_a_single_event_is_not_exact() -> None:
     line = published("exact", "0.00", statistic="share")
     assert one(line, 1e-4, Estimate(0.0, 1000, sd=0.0)).verdict == Verdict.REPRODUCED
     assert one(line, 0.05, Estimate(0.0, 1000, sd=0.0)).verdict == Verdict.FAILED
+    # Half of the time in every single draw is exact, though.
+    half = published("exact", "0.50", statistic="share")
+    assert one(half, 0.5004, Estimate(0.5, 1000, sd=0.0)).verdict == Verdict.FAILED
     # The same numbers as a mean: nothing was drawn, and 0 is not 1e-4.
     assert one(published("exact", "0.00"), 1e-4, Estimate(0.0, 1000, sd=0.0)).verdict == Verdict.FAILED
 
@@ -91,6 +96,7 @@ def test_an_interval_stands_for_the_spread_where_there_is_no_sd() -> None:
     wrong = published("exact", "0.60", statistic="median")
     assert one(wrong, 0.5, Estimate(0.51, 64, low=0.49, high=0.53)).verdict == Verdict.SOURCE_ERROR
     assert one(wrong, 0.5, Estimate(0.51, 64, low=0.41, high=0.61)).verdict == Verdict.DIFFERS
+    assert one(wrong, 0.5, Estimate(0.539, 64, low=0.519, high=0.559)).verdict == Verdict.DIFFERS
 
 
 # --- exact ---
@@ -218,6 +224,7 @@ def test_numbers_that_depend_on_each_other_count_once_and_keep_their_own_p() -> 
 
     twins = [case("1.779", 2.0, 0.083), case("0.889", 1.0, 0.0415)]
     assert [j.verdict for j in judge(twins)] == [Verdict.DIFFERS] * 2
+    assert judge(twins)[0].p == judge(twins[:1])[0].p
     misprint = judge([twins[0], case("1.001", 1.0, 0.0415)])
     assert [j.verdict for j in misprint] == [Verdict.DIFFERS, Verdict.WITHIN_NOISE]
 
@@ -234,10 +241,19 @@ def test_differs_only_if_every_protocol_rejects() -> None:
     assert FITTED not in judgement.note
 
 
+def test_holm_runs_within_each_protocol() -> None:
+    def case(name: str, d: str) -> Case:
+        return Case(published("sampling", "1.779", d=d), None, SHARP, (Protocol(name, 2.0, 0.1),))
+
+    separate, together = judge([case("a", "4"), case("b", "16")]), judge([case("a", "4"), case("a", "16")])
+    assert separate[0].p is not None and together[0].p == pytest.approx(2 * separate[0].p)
+
+
 def test_rounding_forgives_what_it_hides() -> None:
     sharp = (Protocol("p", 2.0, 1e-6),)
+    coarse = (Protocol("p", 2.3, 1e-6),)
     assert one(published("sampling", "2.1"), None, SHARP, protocols=sharp).verdict == Verdict.DIFFERS
-    assert one(published("sampling", "2"), None, SHARP, protocols=sharp).verdict == Verdict.WITHIN_NOISE
+    assert one(published("sampling", "2"), None, SHARP, protocols=coarse).verdict == Verdict.WITHIN_NOISE
     inside = published("sampling", low=1.9, high=2.1)
     assert one(inside, None, SHARP, protocols=sharp).p == 1
     beside = published("sampling", low=2.1, high=2.2)
@@ -323,6 +339,8 @@ def test_stuck_or_few_seeds_carry_no_t_interval() -> None:
     many = np.append(RNG.normal(0.95, 0.01, 200), RNG.normal(0.5, 0.01, 56))
     assert judge([run_case("0.500", many)])[0].verdict == Verdict.WITHIN_NOISE
     assert judge([run_case("0.300", many)])[0].verdict == Verdict.DIFFERS
+    both = judge([run_case("0.500", many), run_case("0.950", many + RNG.normal(0, 0.01, 256), d="16")])
+    assert not any("joint" in judgement.note for judgement in both)
 
 
 def test_a_run_differs_only_if_every_protocol_rejects_and_none_is_undecided() -> None:
@@ -391,6 +409,8 @@ def test_bistable_seeds_need_ten_and_a_sign_test() -> None:
     # The mean is far above 0 because of two seeds, the others fall: the sign test is not fooled.
     mixed = one(line, None, of_seeds([-v for v in rising] + [0.45, 0.5]))
     assert mixed.verdict == Verdict.INCONCLUSIVE
+    falls = one(line, None, of_seeds([-v for v in rising * 2] + [0.45]))
+    assert falls.verdict == Verdict.TREND_FAILS
 
 
 def test_trends_are_corrected_over_the_table() -> None:
