@@ -420,33 +420,38 @@ def answer(frame: pd.DataFrame) -> str:
 
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
-    """Entropy, largest weight and logit sd against d: theory lines, measured intervals, published crosses."""
+    """What the table prints, and the gradient, against d: theory lines, measured intervals, published crosses."""
     import altair as alt
 
-    titles = {"entropy": "attention entropy (nats)", "max_weight": "largest weight", "logit_sd": "logit sd"}
+    titles = {
+        ("entropy", "mean"): "attention entropy (nats)",
+        ("max_weight", "mean"): "largest weight",
+        ("logit_sd", "sd"): "logit sd",
+        ("grad_query_norm", "rms"): "root mean square gradient of the query",
+    }
     rows = frame[(frame["keys"] == "own") & (frame.n_keys == "16") & ~frame.head_dim.isin(["", "inf"])].copy()
-    rows = rows[rows.quantity.isin(list(titles))]
     rows["d"] = rows.head_dim.astype(float)
     rows["scale"] = rows.scaled.map({"true": "with 1/√d", "false": "without"})
     columns = ["d", "scale", "estimate", "ci_low", "ci_high", "theory", "published"]
     x = alt.X("d:Q", title="head dimension d").scale(type="log", base=2).axis(values=sorted(rows.d.unique()))
     tip = [alt.Tooltip(f"{column}:{'N' if column == 'scale' else 'Q'}") for column in columns]
     panels = []
-    for quantity, title in titles.items():
-        data = rows[rows.quantity == quantity][columns].drop_duplicates(["d", "scale"])
+    for (quantity, statistic), title in titles.items():
+        data = rows[(rows.quantity == quantity) & (rows.statistic == statistic)][columns]
         # A missing number is left out: JSON has no nan.
         values = [{k: v for k, v in record.items() if v == v} for record in data.to_dict("records")]
         base = alt.Chart(alt.Data(values=values)).encode(x=x, color=alt.Color("scale:N", title=None))
-        scale = alt.Scale(type="log") if quantity == "logit_sd" else alt.Scale(zero=True)
+        powers = quantity in ("logit_sd", "grad_query_norm")
+        scale = alt.Scale(type="log", nice=False, padding=8) if powers else alt.Scale(zero=True)
 
         def y(field: str, title: str = title, scale: alt.Scale = scale) -> alt.Y:
             return alt.Y(f"{field}:Q", title=title, scale=scale)
 
         layers = (
-            base.mark_line(opacity=0.7).encode(y=y("theory")),
-            base.mark_rule(strokeWidth=2).encode(y=y("ci_low"), y2="ci_high:Q"),
-            base.mark_point(filled=True, size=45).encode(y=y("estimate"), tooltip=tip),
-            base.mark_point(shape="cross", size=90).encode(y=y("published"), tooltip=tip),
+            base.mark_line(style="theory").encode(y=y("theory")),
+            base.mark_rule(style="interval").encode(y=y("ci_low"), y2="ci_high:Q"),
+            base.mark_point(style="measured").encode(y=y("estimate"), tooltip=tip),
+            base.mark_point(style="published").encode(y=y("published"), tooltip=tip),
         )
-        panels.append(alt.layer(*layers).properties(width="container", height=220).to_dict())
+        panels.append(alt.layer(*layers).properties(title=title, description=f"{title} against d").to_dict())
     return panels

@@ -84,7 +84,7 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
         for override in sweeps:
             if override.key_or_group in NOT_SWEPT:
                 raise BadInput(
-                    f"{override.key_or_group} cannot be swept, because it decides what the grid is or where its cells go:"
+                    f"{override.key_or_group} cannot be swept, because it decides what grid there is or where it goes:"
                     " run one command for each value"
                 )
         base = [o for o in overrides if _is_group(o) and not o.is_sweep_override()]

@@ -1,5 +1,6 @@
 """Rows into tables, report, README block and dashboard. No torch: what is shown comes from recorded rows alone."""
 
+import contextlib
 import csv
 import io
 import json
@@ -365,17 +366,14 @@ def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
         frame = pd.read_csv(io.StringIO(report.csv), dtype=str, keep_default_na=False)
         charts: tuple[Any, ...] = ()
         if report.shown is not None:
-            judged = {
-                _at(line, module): line.get("published", "") for line in report.lines if _same_group(line, report.shown)
-            }
             data = report.shown.frame()
-            data["published"] = [_float(judged.get(_at(line, module), "")) for line in report.shown.lines]
+            data["published"] = _printed_numbers(report, module)
             charts = tuple(module.charts(data)) if hasattr(module, "charts") else ()
         result.append(
             TablePage(
                 table=report.name,
                 title=report.about["title"],
-                document=str(report.about["document"]),
+                document=f"document {report.about['document']}",
                 question=report.about["question"],
                 answer=report.answer,
                 command=f"attnrepro experiment={report.name}",
@@ -388,11 +386,16 @@ def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
     return result
 
 
-def _float(value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        return math.nan
+def _printed_numbers(report: TableReport, module: Any) -> list[float]:
+    """The number printed for each estimate of the group that is shown; nan where words or a range were printed."""
+    if report.shown is None:
+        return []
+    found: dict[tuple[str, ...], float] = {}
+    for line in report.lines:
+        if _same_group(line, report.shown):
+            with contextlib.suppress(ValueError):
+                found.setdefault(_at(line, module), float(line.get("published", "")))
+    return [found.get(_at(line, module), math.nan) for line in report.shown.lines]
 
 
 @dataclass(frozen=True)

@@ -92,14 +92,18 @@
       cell: (row) => [shown(card.at(name, row))],
     });
     const shown = (text) => (text === "" ? absent() : make("span", { title: text }, show(text)));
-    const columns = card.places.filter((name) => card.varies(name)).map((name) => plain(name, "axis"));
+    // An axis of a few rows only stands with their quantity: as columns, such axes push the verdict out of sight.
+    const [common, rare] = [[], []];
+    for (const name of card.places) if (card.varies(name)) (card.mostlyBlank(name) ? rare : common).push(name);
+    const columns = common.map((name) => plain(name, "axis"));
+    const rarely = (row) => rare.filter((name) => card.at(name, row) !== "").map((name) => `${name} = ${show(card.at(name, row))}`);
     columns.push({
       label: "quantity",
       kind: "quantity",
       key: (row) => `${card.at("quantity", row)} ${card.at("statistic", row)}`,
       cell: (row) => [
         card.at("quantity", row),
-        small([card.at("statistic", row), card.at("unit", row)].filter(Boolean).join(", ")),
+        small([card.at("statistic", row), card.at("unit", row), ...rarely(row)].filter(Boolean).join(", ")),
       ],
     });
     columns.push({ ...plain("published", "number"), cell: (row) => [card.at("published", row) || absent()] });
@@ -170,6 +174,11 @@
 
     varies(name) {
       return Array.isArray(this.data.columns[name]);
+    }
+
+    mostlyBlank(name) {
+      const column = this.data.columns[name];
+      return column.filter((text) => text === "").length > column.length / 2;
     }
 
     at(name, row) {
