@@ -193,9 +193,7 @@ def test_rank_p_of_a_coarse_print_is_one() -> None:
 
 
 @given(VALUES, st.floats(-1e6, 1e6), st.floats(0, 1e3))
-def test_rank_p_is_a_p_mirrors_and_forgives_coarser_prints(
-    x: list[float], published: float, r: float
-) -> None:
+def test_rank_p_is_a_p_mirrors_and_forgives_coarser_prints(x: list[float], published: float, r: float) -> None:
     p = stats.rank_p(published, r, x)
     assert 2 / (len(x) + 1) <= p <= 1 or p == 1
     assert p == stats.rank_p(-published, r, [-v for v in x])
@@ -280,9 +278,7 @@ def test_welch() -> None:
 
 
 def test_sign_test() -> None:
-    assert stats.sign_test_p([1, 2, 3, -1, 0, 5, 4, 2, 1, 1, 1]) == pytest.approx(
-        reference.binomtest(1, 10).pvalue
-    )
+    assert stats.sign_test_p([1, 2, 3, -1, 0, 5, 4, 2, 1, 1, 1]) == pytest.approx(reference.binomtest(1, 10).pvalue)
     assert stats.sign_test_p([0.0, 0.0]) == 1
     assert stats.sign_test_p([1.0, -1.0]) == 1
 

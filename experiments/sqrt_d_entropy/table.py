@@ -447,11 +447,12 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
         def y(field: str, title: str = title, scale: alt.Scale = scale) -> alt.Y:
             return alt.Y(f"{field}:Q", title=title, scale=scale)
 
-        layers = (
+        layers = [
             base.mark_line(style="theory").encode(y=y("theory")),
             base.mark_rule(style="interval").encode(y=y("ci_low"), y2="ci_high:Q"),
             base.mark_point(style="measured").encode(y=y("estimate"), tooltip=tip),
-            base.mark_point(style="published").encode(y=y("published"), tooltip=tip),
-        )
+        ]
+        if data.published.notna().any():
+            layers.append(base.mark_point(style="published").encode(y=y("published"), tooltip=tip))
         panels.append(alt.layer(*layers).properties(title=title, description=f"{title} against d").to_dict())
     return panels

@@ -28,17 +28,10 @@ def strip(source: str) -> str:
     ]
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
-        if (
-            not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            or not body
-        ):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not body:
             continue
         first = body[0]
-        if (
-            isinstance(first, ast.Expr)
-            and isinstance(first.value, ast.Constant)
-            and isinstance(first.value.value, str)
-        ):
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
             # ast counts columns in bytes and tokenize in characters; a docstring begins and ends its own line.
             cuts.append(
                 (

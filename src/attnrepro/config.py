@@ -91,9 +91,7 @@ class TrackingConfig:
         one_of(self, mode=("auto", "online", "offline", "disabled"))
         in_range(self, probe_timeout=(0.1, 60), init_timeout=(1, 600), finish_timeout=(1, 600))
         if not 1 <= len(self.project) <= 128 or re.search(r"[/\\#?%:]", self.project):
-            raise ValueError(
-                f"project={self.project!r} must be 1 to 128 characters long and hold none of / \\ # ? % :"
-            )
+            raise ValueError(f"project={self.project!r} must be 1 to 128 characters long and hold none of / \\ # ? % :")
 
 
 @dataclass

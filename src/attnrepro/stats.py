@@ -30,9 +30,7 @@ class Interval(NamedTuple):
 def _finite(values: ArrayLike, least: int = 1) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size < least:
-        raise ValueError(
-            f"a vector of at least {least} value(s) is needed, not an array of shape {array.shape}"
-        )
+        raise ValueError(f"a vector of at least {least} value(s) is needed, not an array of shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError("values must be finite: failed runs are counted, not averaged")
     return array
@@ -321,9 +319,7 @@ def satterthwaite_sum_of_squares_p(sum_sq: float, count: int, frobenius_sq: floa
     if count < 1 or sum_sq < 0 or math.isnan(sum_sq):
         raise ValueError("a sum of squares has at least one term and is not negative")
     if not count * (1 - 1e-9) <= frobenius_sq <= count**2 * (1 + 1e-9):
-        raise ValueError(
-            f"||C||² of {count} correlations lies in [{count}, {count**2}], not at {frobenius_sq}"
-        )
+        raise ValueError(f"||C||² of {count} correlations lies in [{count}, {count**2}], not at {frobenius_sq}")
     return float(special.chdtrc(count**2 / frobenius_sq, sum_sq * count / frobenius_sq))
 
 

@@ -784,6 +784,7 @@ def test_a_server_that_goes_away_does_not_hold_up_the_end(
     (sentence,) = capfd.readouterr().err.splitlines()
     assert "Timed out finishing run" in sentence
     assert str(tracker.run_dir) in sentence
+    assert "did not take everything" in resolve_mode(quick("auto"))[1]
     assert run(tmp_path, nothing, quick(), "r1").mode == "offline"
 
 

@@ -46,15 +46,11 @@ def line(printed: str = "", low: float | None = None, high: float | None = None)
         (".25", 0.25, 0.005),
     ],
 )
-def test_resolution_is_half_a_unit_of_the_last_printed_digit(
-    text: str, value: float, resolution: float
-) -> None:
+def test_resolution_is_half_a_unit_of_the_last_printed_digit(text: str, value: float, resolution: float) -> None:
     assert parse_number(text) == (value, resolution)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "62%", "1,024", "163/256", "nan", "inf", "1_000", "−0.5", "0x10", "٣", "1e999"]
-)
+@pytest.mark.parametrize("text", ["", "62%", "1,024", "163/256", "nan", "inf", "1_000", "−0.5", "0x10", "٣", "1e999"])
 def test_what_is_no_plain_number_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="decimal number"):
         parse_number(text)
@@ -137,9 +133,7 @@ GOOD = "s0-a,4,true,sd,sd,1.5,,,exact,,why"
         (GOOD, "claim s0-a repeats line 2"),
     ],
 )
-def test_a_wrong_line_is_named_with_file_and_line_in_one_sentence(
-    tmp_path: Path, bad: str, message: str
-) -> None:
+def test_a_wrong_line_is_named_with_file_and_line_in_one_sentence(tmp_path: Path, bad: str, message: str) -> None:
     with pytest.raises(ValueError, match=r"sqrt-d\.csv line 3: ") as error:
         load_published(write(tmp_path, GOOD, bad))
     assert message in str(error.value)

@@ -17,9 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text(encoding
 def table(heading: str) -> list[dict[str, str]]:
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     head, _, *body = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in section.splitlines()
-        if line[:1] == "|"
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"
     ]
     assert body
     return [dict(zip(head, cells, strict=True)) for cells in body]
@@ -30,13 +28,9 @@ def says(cell: str, value: float) -> None:
     assert abs(number - value) <= resolution * (1 + 1e-9), f"the page says {cell}, the code {value}"
 
 
-def line(
-    klass: str, printed: str = "", margin: str = "", d: str = "", statistic: str = "mean"
-) -> PublishedLine:
+def line(klass: str, printed: str = "", margin: str = "", d: str = "", statistic: str = "mean") -> PublishedLine:
     number = float(printed) if printed else None
-    return PublishedLine(
-        "c", (("d", d),), "q", statistic, number, printed, None, None, klass, margin, "worked example"
-    )
+    return PublishedLine("c", (("d", d),), "q", statistic, number, printed, None, None, klass, margin, "worked example")
 
 
 def verdict(case: Case) -> Judgement:
@@ -82,9 +76,7 @@ def test_structural(row: dict[str, str]) -> None:
 def test_sampling(row: dict[str, str]) -> None:
     theory, count = float(row["theory"]), int(row["numbers in the table"])
     estimate = Estimate(theory, 1_000_000, sd=float(row["sd per query"]))
-    fillers = [
-        Case(line("sampling", row["theory"], row["n"], d=str(i)), theory, estimate) for i in range(count - 1)
-    ]
+    fillers = [Case(line("sampling", row["theory"], row["n"], d=str(i)), theory, estimate) for i in range(count - 1)]
     judgement = judge([Case(line("sampling", row["printed"], row["n"]), theory, estimate), *fillers])[0]
     assert judgement.verdict == row["verdict"]
     assert judgement.p is not None

@@ -160,9 +160,7 @@ def test_a_mean_over_survivors_is_marked() -> None:
         (0.67, 1, Verdict.SOURCE_ERROR),
     ],
 )
-def test_structural_holds_at_round_off_and_falls_to_a_counter_example(
-    error: float, n: int, verdict: Verdict
-) -> None:
+def test_structural_holds_at_round_off_and_falls_to_a_counter_example(error: float, n: int, verdict: Verdict) -> None:
     assert one(published("structural"), None, Estimate(error, n), scale=3.0).verdict == verdict
 
 
@@ -218,9 +216,7 @@ def test_one_print_claimed_twice_counts_once() -> None:
 def test_numbers_that_depend_on_each_other_count_once_and_keep_their_own_p() -> None:
     def case(printed: str, expected: float, se: float) -> Case:
         line = published("sampling", printed, d=printed)
-        return Case(
-            line, None, Estimate(expected, 100, sd=1.0), (Protocol("own", expected, se, number="sd-4"),)
-        )
+        return Case(line, None, Estimate(expected, 100, sd=1.0), (Protocol("own", expected, se, number="sd-4"),))
 
     twins = [case("1.779", 2.0, 0.083), case("0.889", 1.0, 0.0415)]
     assert [j.verdict for j in judge(twins)] == [Verdict.DIFFERS] * 2
@@ -347,9 +343,7 @@ def test_a_run_differs_only_if_every_protocol_rejects_and_none_is_undecided() ->
     case = run_case("0.700", RNG.normal(0.58, 0.02, 256), "A")
     fits = Protocol("B", 0.0, 0.0, tuple(RNG.normal(0.7, 0.02, 256).tolist()))
     few = Protocol("C", 0.0, 0.0, (0.58, 0.59))
-    verdicts = [
-        judge([replace(case, protocols=case.protocols + more)])[0].verdict for more in ((), (fits,), (few,))
-    ]
+    verdicts = [judge([replace(case, protocols=case.protocols + more)])[0].verdict for more in ((), (fits,), (few,))]
     assert verdicts == [Verdict.DIFFERS, Verdict.WITHIN_NOISE, Verdict.INCONCLUSIVE]
 
 
@@ -417,9 +411,7 @@ def test_trends_are_corrected_over_the_table() -> None:
     lines = [published("ordinal", statistic="paired_difference", d=str(i)) for i in range(4)]
     strong = of_seeds([0.010, 0.050, 0.025, 0.040, 0.02])
     assert judge([Case(lines[0], None, strong)])[0].verdict == Verdict.TREND_HOLDS
-    others = [
-        Case(line, None, of_seeds([0.01 * i, -0.011, 0.02, -0.03, 0.012])) for i, line in enumerate(lines[1:])
-    ]
+    others = [Case(line, None, of_seeds([0.01 * i, -0.011, 0.02, -0.03, 0.012])) for i, line in enumerate(lines[1:])]
     assert judge([Case(lines[0], None, strong), *others])[0].verdict == Verdict.INCONCLUSIVE
 
 

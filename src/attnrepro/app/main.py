@@ -96,10 +96,11 @@ def execute(plan: "Plan", progress: "Progress | None" = None) -> int:
             say(f"{plan.table}: {len(planned)} of {len(plan.cells)} cells to run at scale {plan.config.scale}")
         _reporting.progress = progress or Progress(len(planned))
         if plan.one_cell:
-            _hydra([*first, "hydra.mode=RUN"])
+            _hydra([*first, *plan.hydra_overrides, "hydra.mode=RUN"])
         else:
             # The sweeper launches grid.jobs; only what chooses the frame of Hydra itself is passed here.
-            _hydra(["--multirun", *(o for o in first if o.startswith(("experiment=", "scale=", "hydra")))])
+            frame = [o for o in first if o.startswith(("experiment=", "scale="))]
+            _hydra(["--multirun", *frame, *plan.hydra_overrides])
     if progress is None:
         say(f"{summary(plan, planned)} in {time.monotonic() - started:.1f} s")
         for line in failures(plan, planned):
@@ -155,10 +156,9 @@ class Progress:
 
     def end(self, outcome: str) -> None:
         """The running cell is over."""
-        self._write(
-            f"\r  [{self.number}/{self.total}] {self.label}  {outcome}" if self.tty else f"      {outcome}",
-            "\n",
-        )
+        # Off a terminal other cells may have written in between: the line says again which cell it is about.
+        start = "\r\x1b[K" if self.tty else ""
+        self._write(f"{start}  [{self.number}/{self.total}] {self.label}: {outcome}", "\n")
 
     def tell(self, sentence: str) -> None:
         """Say something that is not progress."""

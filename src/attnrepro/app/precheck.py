@@ -59,6 +59,7 @@ class Plan:
     accelerator: str
     cells: list[Planned] = field(default_factory=list)
     one_cell: bool = False
+    hydra_overrides: list[str] = field(default_factory=list)
 
     @property
     def to_run(self) -> list[Planned]:
@@ -87,24 +88,29 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
                     f"{override.key_or_group} cannot be swept, because it decides what grid there is or where it goes:"
                     " run one command for each value"
                 )
-        base = [o for o in overrides if _is_group(o) and not o.is_sweep_override()]
+        base = [o for o in overrides if _is_group(o) and not o.is_sweep_override() and not _of_hydra(o)]
         scale = _scale(overrides, base)
         fixed = [o.input_line or "" for o in base] + [f"scale={scale}"]
-        frame = _compose(fixed, with_hydra=True)
+        plugins = [o.input_line or "" for o in overrides if o.key_or_group.startswith("hydra/")]
+        frame = _compose([*fixed, *plugins], with_hydra=True)
         table = frame.get("table")
         if not table:
             raise BadInput(f"choose a table with experiment=<table>; there are: {', '.join(paths.table_names())}")
         values = [o for o in overrides if o not in base and o.key_or_group != "scale"]
         _check_keys(frame, values)
-        hydra_values = [o for o in values if o.key_or_group.startswith("hydra")]
+        hydra_values = [o for o in values if _of_hydra(o)]
         values = [o for o in values if o not in hydra_values]
         mode = _mode(frame, hydra_values, multirun)
         if mode == "RUN" and any(o.is_sweep_override() for o in values):
             swept = ", ".join(o.key_or_group for o in values if o.is_sweep_override())
             raise BadInput(f"hydra.mode=RUN is one cell, but {swept} has several values: leave out hydra.mode=RUN")
         points = _points(parser, frame, values, star=scale == "smoke") if mode == "MULTIRUN" else [_one(values)]
-        plan = _check_cells(points, fixed, hydra_values, check_inputs=check_inputs)
+        plan = _check_cells(points, fixed, check_inputs=check_inputs)
         plan.one_cell = mode == "RUN"
+        # The mode is decided and the grid expanded; what is left chooses a launcher or sets it up.
+        plan.hydra_overrides = [
+            o.input_line or "" for o in hydra_values if not o.key_or_group.startswith(("hydra.mode", "hydra.sweeper"))
+        ]
         return plan
 
 
@@ -125,7 +131,7 @@ def _parse(parser: OverridesParser, arguments: Sequence[str]) -> list[Override]:
         except HydraException as error:
             raise BadInput(f"{argument!r} is not a setting of the form key=value") from error
         key = override.key_or_group
-        if key.startswith("hydra"):
+        if _of_hydra(override):
             parsed[argument] = override
             continue
         if override.is_delete():
@@ -134,6 +140,10 @@ def _parse(parser: OverridesParser, arguments: Sequence[str]) -> list[Override]:
             raise BadInput(f"{argument}: nothing can be added to a table; write {key}=... to change the key {key}")
         parsed[key] = override  # as in Hydra, the last one wins
     return list(parsed.values())
+
+
+def _of_hydra(override: Override) -> bool:
+    return override.key_or_group.startswith(("hydra.", "hydra/"))
 
 
 def _is_group(override: Override) -> bool:
@@ -158,7 +168,7 @@ def _compose(overrides: Sequence[str], *, with_hydra: bool) -> DictConfig:
         with contextlib.redirect_stderr(io.StringIO()):
             return compose(config_name="config", overrides=list(overrides), return_hydra_config=with_hydra)
     except MissingConfigException as error:
-        group, _, name = (error.missing_cfg_file or "").partition("/")
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
         options = list(error.options or [])
         near = difflib.get_close_matches(name, options, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -225,7 +235,6 @@ def _one(values: Sequence[Override]) -> grid.Point:
 def _check_cells(
     points: Sequence[grid.Point],
     fixed: Sequence[str],
-    hydra_values: Sequence[Override],
     *,
     check_inputs: bool,
 ) -> Plan:
@@ -252,16 +261,12 @@ def _check_cells(
             plan = Plan(config.table, config, store, cell.accelerator)
         if any(cell.key == other.cell.key for other in plan.cells):
             continue
-        texts = [*fixed, *(s.text for s in point), *(o.input_line or "" for o in hydra_values if _is_job(o))]
+        texts = [*fixed, *(s.text for s in point)]
         record = plan.store.find(cell.table, cell.key)
         plan.cells.append(Planned(cell, config, texts, record, code_version(cell.table)))
     if plan is None:
         raise BadInput("the grid is empty: give each swept key at least one value")
     return plan
-
-
-def _is_job(override: Override) -> bool:
-    return not override.key_or_group.startswith(("hydra.mode", "hydra.sweeper", "hydra/"))
 
 
 def _names_group(key: str) -> bool:

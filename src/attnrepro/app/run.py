@@ -1,6 +1,7 @@
 """Run one cell: lock, measure under the Trainer, record. The only way a row comes into being."""
 
 import contextlib
+import csv
 import importlib
 import logging
 import os
@@ -230,8 +231,8 @@ def _summarise(tracker: tracking.Tracker, rows: list[Row], content: str) -> None
             summary[f"{name}/seed {row.seed}/ci_low"] = row.value - half
             summary[f"{name}/seed {row.seed}/ci_high"] = row.value + half
     tracker.summary(summary)
-    lines = [line.split(",") for line in content.splitlines()]
-    tracker.rows(lines[0], [line for line in lines[1:] if len(line) == len(lines[0])])
+    columns, *lines = csv.reader(content.splitlines())
+    tracker.rows(columns, lines)
 
 
 def _attempt(cell: Cell, code: str) -> str:

@@ -71,9 +71,7 @@ def resolve_mode(cfg: TrackingConfig) -> tuple[Mode, str]:
     if _given_up:
         return "offline", f"Weights & Biases is offline because {_given_up[0]}."
     if cfg.mode == "auto" and not _answers(url, cfg.probe_timeout):
-        return "offline", (
-            f"Weights & Biases is offline because {url} did not answer within {cfg.probe_timeout:g} s."
-        )
+        return "offline", (f"Weights & Biases is offline because {url} did not answer within {cfg.probe_timeout:g} s.")
     return "online", f"Weights & Biases is online at {url}."
 
 

@@ -18,9 +18,7 @@ def attention_logits(query: Tensor, key: Tensor, *, scaled: bool = True) -> Tens
         ``[..., num_queries, num_keys]``.
     """
     if query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            f"query has head_dim {query.shape[-1]} and key has {key.shape[-1]}: they must be equal"
-        )
+        raise ValueError(f"query has head_dim {query.shape[-1]} and key has {key.shape[-1]}: they must be equal")
     logits = query @ key.transpose(-1, -2)
     return logits / math.sqrt(query.shape[-1]) if scaled else logits
 

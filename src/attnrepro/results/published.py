@@ -135,9 +135,7 @@ class PublishedLine:
         return min(max(t, low), high)
 
 
-def _records(
-    path: Path, head: tuple[str, ...], tail: tuple[str, ...]
-) -> Iterator[tuple[int, dict[str, str]]]:
+def _records(path: Path, head: tuple[str, ...], tail: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """Lines of a CSV file as (line number, column to text); ``head`` and ``tail`` frame the axes columns."""
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
@@ -150,9 +148,7 @@ def _records(
             raise ValueError(f"{path} line 1: the columns must have different names that are not empty")
         for cells in reader:
             if len(cells) != len(columns):
-                raise ValueError(
-                    f"{path} line {reader.line_num}: {len(cells)} values for {len(columns)} columns"
-                )
+                raise ValueError(f"{path} line {reader.line_num}: {len(cells)} values for {len(columns)} columns")
             yield reader.line_num, {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
 
 
@@ -216,10 +212,7 @@ def register(published_dir: Path) -> dict[str, Path]:
     """
     owner: dict[str, Path] = {}
     for path in sorted(published_dir.glob("*.csv")):
-        if path.name == NOT_MEASURED:
-            claims = _not_measured(path)
-        else:
-            claims = [line.claim for line in load_published(path)]
+        claims = _not_measured(path) if path.name == NOT_MEASURED else [line.claim for line in load_published(path)]
         for claim in claims:
             if owner.setdefault(claim, path) != path:
                 raise ValueError(f"{path}: claim {claim} also stands in {owner[claim].name}")

@@ -47,9 +47,7 @@ class Progress(L.Callback):
         self._tell(trainer.global_step, float(trainer.max_steps))
 
 
-def make_trainer(
-    cell: Cell, *, logger: Any = None, max_steps: int = -1, report: OnProgress | None = None
-) -> L.Trainer:
+def make_trainer(cell: Cell, *, logger: Any = None, max_steps: int = -1, report: OnProgress | None = None) -> L.Trainer:
     """A Trainer on one device: deterministic (except where time is measured), without files of its own.
 
     Sets torch's threads to the cell's: rows are reproducible to the last bit only at the same number.

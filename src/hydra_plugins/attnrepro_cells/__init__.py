@@ -14,9 +14,7 @@ from omegaconf import DictConfig
 class CellSweeper(Sweeper):
     """Launches the prepared jobs with whatever launcher is configured."""
 
-    def __init__(
-        self, params: dict[str, str] | None = None, also: list[dict[str, str]] | None = None
-    ) -> None:
+    def __init__(self, params: dict[str, str] | None = None, also: list[dict[str, str]] | None = None) -> None:
         self.params = params or {}
         self.also = also or []
         self.launcher: Launcher | None = None

@@ -1,0 +1,101 @@
+"""What is committed was generated from the committed rows, and answers for every claim it owns."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+from attnrepro import paths
+from attnrepro.app import report
+from attnrepro.app.gather import estimate
+from attnrepro.results.published import load_published, register
+
+ROOT = paths.repository()
+assert ROOT is not None
+RESULTS = ROOT / "results"
+TABLES = paths.table_names()
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything generated, from the reference rows alone."""
+    root = tmp_path_factory.mktemp("generated")
+    readme = root / "README.md"
+    readme.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+    outcome = report.build(root, own=False, raw=RESULTS / "raw", readme=readme, dashboard=False)
+    assert outcome.problems == []
+    return root
+
+
+@pytest.mark.parametrize("name", ["REPORT.md", *(f"tables/{table}.csv" for table in TABLES)])
+def test_generated_files_are_those_of_the_committed_rows(generated: Path, name: str) -> None:
+    assert (RESULTS / name).read_bytes() == (generated / name).read_bytes(), f"run make tables: {name} is out of date"
+
+
+def test_readme_block_is_current(generated: Path) -> None:
+    assert (ROOT / "README.md").read_bytes() == (generated / "README.md").read_bytes(), "run make tables"
+
+
+def test_no_table_of_a_table_that_is_gone() -> None:
+    assert sorted(path.stem for path in (RESULTS / "tables").glob("*.csv")) == TABLES
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_printed_line_is_answered(table: str) -> None:
+    with (RESULTS / "tables" / f"{table}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    answered = {claim for row in rows for claim in row["claim"].split(";") if row["verdict"] not in ("", "NOT_RUN")}
+    assert {line.claim for line in load_published(paths.published_dir() / f"{table}.csv")} <= answered
+    for row in rows:
+        if row["class"] == "sampling" and row["published"] and row["statistic"] in ("mean", "sd"):
+            assert int(row["n"]) > 1 and row["estimate"] and row["ci_low"] and row["ci_high"] and row["theory"], row
+
+
+def test_the_thirty_printed_numbers_of_the_sqrt_d_table() -> None:
+    with (RESULTS / "tables" / "sqrt_d_entropy.csv").open(newline="") as file:
+        rows = [
+            row for row in csv.DictReader(file) if row["claim"].startswith("s0-sqrtd-") and row["class"] == "sampling"
+        ]
+    own = [row for row in rows if row["claim"].split(";")[0].endswith(("-sd", "-H", "-M"))]
+    assert len(own) == 30
+    assert all(row["published"] and row["estimate"] and row["theory"] and row["verdict"] for row in own)
+    assert all(row["scale"] in ("cpu", "full") for row in rows), "a smoke row is no result"
+
+
+def test_register_has_every_claim_once() -> None:
+    found = register(paths.published_dir())
+    assert len(found) == 59
+    assert {claim for claim, file in found.items() if file.name == "not_measured.csv"} == {"s0-quiz2"}
+
+
+def row(value: float, *, n: int = 1, sd: float | None = None, status: str = "ok") -> dict[str, str]:
+    return {"value": repr(value), "n": str(n), "sd": "" if sd is None else repr(sd), "status": status}
+
+
+def test_estimate_over_seeds_has_spread_and_interval() -> None:
+    line = estimate([row(1.0), row(2.0), row(4.0)], "mean")
+    assert (line["n"], line["n_failed"], line["seeds"]) == (3, 0, (1.0, 2.0, 4.0))
+    assert line["estimate"] == pytest.approx(7 / 3) and line["sd"] == pytest.approx(math.sqrt(7 / 3))
+    assert line["ci_low"] < line["estimate"] < line["ci_high"]
+
+
+def test_failed_seeds_are_counted_and_one_seed_has_no_interval() -> None:
+    line = estimate([row(1.0), row(math.nan, status="failed: diverged")], "mean")
+    assert (line["n"], line["n_failed"], line["estimate"]) == (1, 1, 1.0)
+    assert math.isnan(line["sd"]) and math.isnan(line["ci_low"])
+    assert estimate([row(math.nan, status="failed: diverged")], "mean")["n"] == 0
+
+
+def test_monte_carlo_seeds_are_pooled() -> None:
+    line = estimate([row(1.0, n=100, sd=1.0), row(3.0, n=300, sd=1.0)], "mean")
+    assert line["n"] == 400 and line["estimate"] == pytest.approx(2.5) and line["sd"] > 1.0
+
+
+def test_a_readme_without_its_markers_is_said() -> None:
+    with pytest.raises(ValueError, match="markers"):
+        report.readme_block([], "# attnrepro\n")
+
+
+def test_numbers_are_rounded_to_what_every_processor_agrees_on() -> None:
+    assert report._cell(0.1 + 0.2) == "0.3" and report._cell(1e-300) == "1e-300" and report._cell(2.0) == "2"
