@@ -214,7 +214,10 @@ def _identities(p: Params) -> list[Row]:
 
 
 def monte_carlo(frame: pd.DataFrame) -> tuple[pd.DataFrame, float]:
-    """Rows that are judged against theory over the whole table, and the squared norm of their correlations."""
+    """Rows that are judged against theory over the whole table, and the squared norm of their correlations.
+
+    A row with theory belongs to them whether it was measured or not: a measurement that got lost must be missed.
+    """
     pairs = set(JUDGED.values())
     chosen = [(row.quantity, row.statistic) in pairs and _enough(row) for row in frame.itertuples()]
     correlations = frame[frame.quantity.str.startswith("correlation_sq_")].estimate.sum()
@@ -223,10 +226,8 @@ def monte_carlo(frame: pd.DataFrame) -> tuple[pd.DataFrame, float]:
 
 
 def _enough(row: Any) -> bool:
-    if math.isnan(row.theory) or not row.sd or not row.n:
-        return False
-    if row.quantity != "gap_over_8":
-        return True
+    if math.isnan(row.theory) or row.quantity != "gap_over_8":
+        return not math.isnan(row.theory)
     return bool(row.n * row.theory >= 20 and row.n * (1 - row.theory) >= 20)
 
 

@@ -36,6 +36,7 @@ class TableReport:
     axes: tuple[str, ...]
     lines: list[dict[str, Any]] = field(default_factory=list)
     checks: list[tuple[Group, MonteCarloCheck]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
     shown: Group | None = None
     answer: str = ""
     cells: int = 0
@@ -55,6 +56,7 @@ class TableReport:
     def problems(self) -> list[str]:
         """Why the table fails: our own measurement and theory disagree."""
         found = [f"{self.name}: {r['claim']}: {r['note']}" for r in self.lines if r.get("verdict") == "FAILED"]
+        found += self.broken
         for group, check in self.checks:
             if not check.ok:
                 found.append(
@@ -108,9 +110,11 @@ def report_table(table: str, store: Store | None, raw: Path, scales: Sequence[st
             continue
         _derive(group, module, printed)
         report.lines += _judged_lines(group, module, printed)
-        check = _check(group, module)
-        if check:
-            report.checks.append((group, check))
+        try:
+            if check := _check(group, module):
+                report.checks.append((group, check))
+        except ValueError as error:
+            report.broken.append(f"{table} ({group.environment}, {group.scale}): {error}")
     if not any(not group.variant for group in found):
         empty = Group("", "", "", own=False, stale=False)
         report.lines += _judged_lines(empty, module, printed)
@@ -258,8 +262,9 @@ def _check(group: Group, module: Any) -> MonteCarloCheck | None:
     points = []
     for row in chosen.itertuples():
         where = " ".join(f"{axis}={getattr(row, axis)}" for axis in module.AXES if getattr(row, axis))
-        points.append((f"{row.quantity} {where}".strip(), row.theory, row.estimate, row.sd / math.sqrt(row.n)))
-    return verdicts.check_monte_carlo(points, frobenius_sq, len(points)) if points else None
+        if row.n:
+            points.append((f"{row.quantity} {where}".strip(), row.theory, row.estimate, row.sd / math.sqrt(row.n)))
+    return verdicts.check_monte_carlo(points, frobenius_sq, len(chosen)) if len(chosen) else None
 
 
 def markdown(reports: Sequence[TableReport]) -> str:

@@ -46,9 +46,7 @@ class Row:
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES or self.statistic not in STATISTICS:
-            raise ValueError(
-                f"row {self.quantity}: unknown source {self.source!r} or statistic {self.statistic!r}"
-            )
+            raise ValueError(f"row {self.quantity}: unknown source {self.source!r} or statistic {self.statistic!r}")
         if self.source == "measured" and (self.seed is None or self.n is None):
             raise ValueError(f"row {self.quantity}: a measured row names its seed and its n")
         if self.status == "ok" and math.isnan(self.value):

@@ -106,9 +106,7 @@ class Store:
             finally:
                 fcntl.lockf(file, fcntl.LOCK_UN)
 
-    def write(
-        self, table: str, key: str, files: Mapping[str, str], *, code: str, log: Path | None = None
-    ) -> None:
+    def write(self, table: str, key: str, files: Mapping[str, str], *, code: str, log: Path | None = None) -> None:
         """Record a finished cell whole; the caller holds its lock."""
         folder = self.folder(table, key)
         new, old = folder.with_suffix(".new"), folder.with_suffix(".old")
@@ -131,9 +129,7 @@ class Store:
         _sync_folder(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
 
-    def write_failure(
-        self, table: str, key: str, failure: Mapping[str, object], log: Path | None = None
-    ) -> Path:
+    def write_failure(self, table: str, key: str, failure: Mapping[str, object], log: Path | None = None) -> Path:
         """Record why an attempt failed beside whatever is there; a finished cell stays finished."""
         folder = self.folder(table, key)
         folder.mkdir(parents=True, exist_ok=True)
