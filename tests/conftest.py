@@ -7,26 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from .app.toy import Copy, Inside, Side, copy_repository
+from .app.toy import TABLES, Copy, Inside, Side, copy_repository
 from .app.toy import inside as run_inside
 
 
 @pytest.fixture(scope="session")
 def toy_copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """A copy with the toy tables alone; not to be changed."""
-    return copy_repository(tmp_path_factory.mktemp("toys") / "repository")
+    return copy_repository(tmp_path_factory.mktemp("toys") / "repository", TABLES)
 
 
 @pytest.fixture(scope="session")
 def whole_copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """A copy of everything, with the toy tables added; not to be changed."""
-    return copy_repository(tmp_path_factory.mktemp("whole") / "repository", whole=True)
+    return copy_repository(tmp_path_factory.mktemp("whole") / "repository", TABLES, whole=True)
 
 
 @pytest.fixture
 def own_copy(tmp_path: Path) -> Copy:
-    """A copy with the toy tables alone, for this test to change."""
-    return copy_repository(tmp_path / "repository")
+    """A copy with the table `toy` alone, for this test to change."""
+    return copy_repository(tmp_path / "repository", ["toy"])
 
 
 @pytest.fixture

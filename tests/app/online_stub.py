@@ -62,9 +62,7 @@ class OnlineStub:
             return {"upsertBucket": self.upsert(variables)}
         if operation == "CreateRunFiles":
             run = variables["run"]
-            files = [
-                {"name": name, "uploadUrl": f"{self.url}/put/{run}/{name}"} for name in variables["files"]
-            ]
+            files = [{"name": name, "uploadUrl": f"{self.url}/put/{run}/{name}"} for name in variables["files"]]
             return {"createRunFiles": {"runID": run, "uploadHeaders": [], "files": files}}
         if operation == "OrganizationCoreWeaveOrganizationID":
             return {"entity": {"organization": None}}

@@ -107,6 +107,10 @@ def level(p) -> float:
     return p.point + p.shift
 
 
+def seconds(cell: Cell) -> float:
+    return 0.5
+
+
 def theory(cell: Cell) -> list[Row]:
     p = cell.params
     return [Row("level", level(p), {"point": p.point}, source="theory", statistic="mean")]
@@ -411,7 +415,7 @@ def add_table(root: Path, table: str, like: str | None = None) -> None:
     (root / "results" / "published" / f"{table}.csv").write_text(published)
 
 
-def copy_repository(root: Path, tables: Sequence[str] = TABLES, *, whole: bool = False) -> Copy:
+def copy_repository(root: Path, tables: Sequence[str], *, whole: bool = False) -> Copy:
     """Copy what a run needs and add toy tables; the repository's own tables stay only if `whole`."""
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("conf", "experiments", "src", "scripts", "results/published"):
@@ -580,7 +584,7 @@ class Inside:
     copy: Copy
     results: Path
     capture: Any
-    env: dict[str, str] = field(default_factory=dict)
+    seen: int = field(default=0, init=False)
 
     def attnrepro(self, *arguments: str) -> Done:
         """Run the console script into `results`, untracked."""
@@ -603,9 +607,17 @@ class Inside:
         """Rows of a built table."""
         return read_table(self.results, name)
 
+    def refresh(self) -> None:
+        """Forget modules and answers if a file of a table has changed."""
+        files = [*(self.copy.root / "conf").rglob("*.yaml"), *(self.copy.root / "experiments").rglob("*.py")]
+        changed = max(path.stat().st_mtime_ns for path in files)
+        if changed > self.seen:
+            self.seen = changed
+            self.forget()
+
     @staticmethod
-    def refresh() -> None:
-        """Forget modules and answers that an edit of the copy may have changed."""
+    def forget() -> None:
+        """Forget modules and answers that belong to one state of one copy."""
         from attnrepro import codeversion
         from attnrepro.app import gather, predict
 
@@ -632,7 +644,7 @@ def inside(copy: Copy, results: Path, monkeypatch: Any, capture: Any) -> Iterato
     try:
         yield Inside(copy, results, capture)
     finally:
-        Inside.refresh()
+        Inside.forget()
         for name in TABLES:
             if hasattr(tables, name):
                 delattr(tables, name)

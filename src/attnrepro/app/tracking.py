@@ -71,7 +71,8 @@ def resolve_mode(cfg: TrackingConfig) -> tuple[Mode, str]:
     if _given_up:
         return "offline", f"Weights & Biases is offline because {_given_up[0]}."
     if cfg.mode == "auto" and not _answers(url, cfg.probe_timeout):
-        return "offline", (f"Weights & Biases is offline because {url} did not answer within {cfg.probe_timeout:g} s.")
+        late = f"{url} did not answer within {cfg.probe_timeout:g} s"
+        return "offline", f"Weights & Biases is offline because {late}."
     return "online", f"Weights & Biases is online at {url}."
 
 
@@ -199,6 +200,7 @@ def _start(cfg: TrackingConfig, mode: Mode, root: Path, **about: Any) -> Tracker
     """Open the run in the given mode, or in the next more modest one that works."""
     if mode == "disabled":
         return Tracker("disabled", None, root)
+    earlier = set(_online_folders(root, about["id"]))
     try:
         return Tracker(mode, _init(cfg, mode, root, **about), root)
     except Exception as error:
@@ -210,12 +212,16 @@ def _start(cfg: TrackingConfig, mode: Mode, root: Path, **about: Any) -> Tracker
         if mode == "offline":
             _say(f"Weights & Biases is off because its run could not be opened ({_first_line(error)}).")
             return Tracker("disabled", None, root)
-        _given_up.append(f"the server did not take a run ({_first_line(error)})")
+        _given_up.append(f"a run could not be opened online ({_first_line(error)})")
         _say(f"Weights & Biases is offline because {_given_up[0]}.")
         # The failed attempt left a folder that holds nothing; one cell is one run.
-        for left in (root / "wandb").glob(f"run-*-{about['id']}"):
+        for left in set(_online_folders(root, about["id"])) - earlier:
             shutil.rmtree(left, ignore_errors=True)
         return _start(cfg, "offline", root, **about)
+
+
+def _online_folders(root: Path, run_id: str) -> Iterator[Path]:
+    return (root / "wandb").glob(f"run-*-{run_id}")
 
 
 def _init(cfg: TrackingConfig, mode: Mode, root: Path, **about: Any) -> wandb.Run:
@@ -230,10 +236,7 @@ def _init(cfg: TrackingConfig, mode: Mode, root: Path, **about: Any) -> wandb.Ru
     settings = wandb.Settings(
         silent=True,
         console="off",
-        disable_git=not cfg.metadata,
-        x_disable_meta=not cfg.metadata,
-        x_disable_machine_info=not cfg.metadata,
-        x_disable_stats=not cfg.metadata,
+        x_disable_machine_info=not cfg.metadata,  # git, program, host and hardware in one
         x_save_requirements=False,
         finish_timeout=cfg.finish_timeout,
         finish_timeout_raises=True,
