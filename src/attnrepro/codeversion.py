@@ -10,39 +10,67 @@ from pathlib import Path
 from attnrepro.paths import experiments_dir
 
 # What a measurement can depend on; the house around it (store, report, tracking) cannot change a row.
-MEASURING = ("nn", "theory", "data", "training")
+MEASURING = ("nn", "theory", "data", "training", "stats")
 _PACKAGE = Path(__file__).resolve().parent
 
 
 def strip(source: str) -> str:
-    """Source without comments, docstrings and blank lines.
+    """Source as its tokens, a logical line each, without comments, docstrings and blank lines.
 
-    Text is cut out by position rather than rebuilt from the syntax tree: rebuilt code differs between Python
-    versions, and the same code must have the same version on all of them.
+    Tokens keep the text they have: code rebuilt from the syntax tree differs between Python versions, and the same
+    code must have the same version on all of them. For the same reason an f-string, which Python 3.12 began to take
+    apart, is cut out of the source whole.
     """
-    lines = source.splitlines(keepends=True)
-    cuts: list[tuple[tuple[int, int], tuple[int, int]]] = [
-        (token.start, token.end)
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    ]
+    lines = source.split("\n")
+    documented = _docstrings(source, lines)
+    out: list[str] = []
+    line: list[str] = []
+    level = depth = 0
+    opened = (0, 0)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        name = tokenize.tok_name[token.type]
+        if name == "FSTRING_START":
+            opened, depth = (token.start if depth == 0 else opened), depth + 1
+        elif name == "FSTRING_END":
+            depth -= 1
+            if depth == 0:
+                line.append(_cut(lines, opened, token.end))
+        elif depth or name in ("COMMENT", "NL", "ENDMARKER"):
+            continue
+        elif name in ("INDENT", "DEDENT"):
+            level += 1 if name == "INDENT" else -1
+        elif name == "NEWLINE":
+            out += [" " * level + " ".join(line)] * bool(line)
+            line = []
+        elif not any(start <= token.start < end for start, end in documented):
+            line.append(token.string)
+    return "\n".join(out) + "\n"
+
+
+def _docstrings(source: str, lines: list[str]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where docstrings stand, from (line, column in characters) to before the same."""
+    spans = []
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not body:
             continue
         first = body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-            # ast counts columns in bytes and tokenize in characters; a docstring begins and ends its own line.
-            cuts.append(
-                (
-                    (first.lineno, 0),
-                    (first.end_lineno or first.lineno, len(lines[(first.end_lineno or 1) - 1])),
-                )
-            )
-    for (top, left), (bottom, right) in sorted(cuts, reverse=True):
-        kept = lines[top - 1][:left] + lines[bottom - 1][right:]
-        lines[top - 1 : bottom] = [kept if kept.endswith("\n") else kept + "\n"]
-    return "\n".join(line.rstrip() for line in lines if line.strip()) + "\n"
+            end = (first.end_lineno or first.lineno, first.end_col_offset or first.col_offset)
+            spans.append((_place(lines, first.lineno, first.col_offset), _place(lines, *end)))
+    return spans
+
+
+def _place(lines: list[str], number: int, offset: int) -> tuple[int, int]:
+    """ast counts columns in bytes, tokenize in characters."""
+    return number, len(lines[number - 1].encode()[:offset].decode())
+
+
+def _cut(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> str:
+    (top, left), (bottom, right) = start, end
+    if top == bottom:
+        return lines[top - 1][left:right]
+    return "\n".join([lines[top - 1][left:], *lines[top : bottom - 1], lines[bottom - 1][:right]])
 
 
 def _imports(source: str) -> set[str]:

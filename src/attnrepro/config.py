@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 SCALES = ("smoke", "cpu", "full")
@@ -187,21 +187,39 @@ def typed(cfg: DictConfig | Mapping[str, Any]) -> Config:
     raw = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
     # A copy: the caller's configuration keeps its interpolations, and Hydra's own node is not ours to check.
     body = OmegaConf.masked_copy(raw, [str(name) for name in raw if name != "hydra"])
-    OmegaConf.resolve(body)
-    schema = OmegaConf.structured(Config)
+    try:
+        OmegaConf.resolve(body)
+    except OmegaConfBaseException as error:
+        raise BadInput(f"{_unresolved(body, error)}: {_first_line(error)}") from error
     table = body.get("table")
     if not table:
         raise BadInput("the configuration names no table: choose one with experiment=<table>")
-    schema.params = OmegaConf.structured(table_module(table).Params)
+    kinds = {"params": _params_of(str(table)), "trainer": TrainerConfig, "tracking": TrackingConfig}
+    for node in kinds:
+        if not isinstance(body.get(node), DictConfig):
+            raise BadInput(f"{node}={body.get(node)} must be a group of keys: set {node}.<key>=<value>")
+    schema = OmegaConf.structured(Config)
+    schema.params = OmegaConf.structured(kinds["params"])
     try:
         merged = OmegaConf.merge(schema, body)
         missing = OmegaConf.missing_keys(merged)
         if missing:
             raise BadInput(f"{min(missing)} has no value: set {min(missing)}=<value>")
-        result = _build(merged)
+        return _build(merged)
     except OmegaConfBaseException as error:
-        raise BadInput(_one_sentence(error)) from error
-    return result
+        raise BadInput(_one_sentence(error, body, kinds)) from error
+
+
+def _params_of(table: str) -> type:
+    if not table.isidentifier():
+        raise BadInput(f"table={table} is not the name of a table")
+    try:
+        found: type = table_module(table).Params
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("attnrepro.tables"):
+            raise
+        raise BadInput(f"table={table}: there is no experiments/{table}/table.py") from error
+    return found
 
 
 def _build(merged: Any) -> Config:
@@ -218,13 +236,53 @@ def _build(merged: Any) -> Config:
     return result
 
 
-def _one_sentence(error: OmegaConfBaseException) -> str:
+def _first_line(error: OmegaConfBaseException) -> str:
     text = (error.msg or str(error)).split("\n")[0].rstrip(".")
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list[int]: "a list of whole numbers, as in [1,2]",
+    list[float]: "a list of numbers, as in [0.1,0.2]",
+    list[bool]: "a list of true and false, as in [true,false]",
+    list[str]: "a list of words, as in [a,b]",
+}
+
+
+def _one_sentence(error: OmegaConfBaseException, body: DictConfig, kinds: Mapping[str, type]) -> str:
+    """What is wrong with which key, in the words of somebody who has never heard of OmegaConf."""
     name = error.full_key or ""
-    unknown = re.match(r"Key '([^']+)' not in", text)
-    if unknown:
+    text = _first_line(error)
+    if re.match(r"key '[^']+' not in", text):
         return f"unknown key {name}"
-    return f"{name}: {text[:1].lower()}{text[1:]}" if name else text
+    item = re.fullmatch(r"(.+)\[(\d+)\]", name)
+    key = item[1] if item else name
+    node, _, leaf = key.rpartition(".")
+    hint = get_type_hints(kinds.get(node, Config)).get(leaf)
+    if hint is None:
+        return f"{name}: {text}" if name else text
+    value = OmegaConf.select(body, key)
+    shown = OmegaConf.to_container(value) if isinstance(value, DictConfig | ListConfig) else value
+    if item and isinstance(shown, list):
+        shown, hint = shown[int(item[2])], get_args(hint)[0]
+    return f"{name}={'null' if shown is None else _show(shown)} must be {_WORDS.get(hint, 'of another kind')}"
+
+
+def _unresolved(node: Any, error: OmegaConfBaseException, prefix: str = "") -> str:
+    """Full key of the first leaf that cannot be resolved; OmegaConf's own error often does not say."""
+    for key in node if isinstance(node, DictConfig) else range(len(node)):
+        name = f"{prefix}{key!s}" if isinstance(node, DictConfig) else f"{prefix[:-1]}[{key}]"
+        try:
+            child = node[key]
+        except OmegaConfBaseException:
+            return name
+        if isinstance(child, DictConfig | ListConfig) and (found := _unresolved(child, error, f"{name}.")):
+            return found
+    return error.full_key or ""
 
 
 def make_cell(config: Config, *, accelerator: str, hardware: str, inputs: str = "") -> Cell:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,20 @@ import pytest
 from attnrepro.app import reproduce
 from attnrepro.config import BadInput
 
-from .toy import REPOSITORY, Copy, Done, Side, add_table, cells, clean_environment, finish, rows_of, snapshot, until
+from .toy import (
+    REPOSITORY,
+    Copy,
+    Done,
+    Side,
+    add_table,
+    cells,
+    clean_environment,
+    finish,
+    rows_of,
+    snapshot,
+    until,
+    waits_for_a_cell,
+)
 
 # --- order ---
 
@@ -152,7 +166,11 @@ def make(*arguments: str) -> str:
     [
         ("reproduce", ["TABLE=a b"], "scripts/reproduce.py a b scale=auto"),
         ("reproduce", ["TABLE=a b", "SCALE=smoke", "JOBS=3"], "scripts/reproduce.py --jobs 3 a b scale=smoke"),
-        ("reproduce", ["TABLE=a", "ARGS=seeds=[0] params.n=5"], "scripts/reproduce.py a scale=auto seeds=[0] params.n=5"),
+        (
+            "reproduce",
+            ["TABLE=a", "ARGS=seeds=[0] params.n=5"],
+            "scripts/reproduce.py a scale=auto seeds=[0] params.n=5",
+        ),
         ("reproduce-all", ["SCALE=cpu", "JOBS=2"], "scripts/reproduce.py --jobs 2 scale=cpu"),
         ("plan", ["TABLE=a b", "SCALE=full"], "scripts/reproduce.py --dry-run a b scale=full"),
         ("smoke", ["TABLE=a b"], "scripts/smoke.py a b"),
@@ -217,22 +235,24 @@ def left_whole(results: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "everyone", "tracking"),
-    [(signal.SIGKILL, False, "offline"), (signal.SIGTERM, False, "disabled"), (signal.SIGINT, True, "disabled")],
-    ids=["kill -9", "SIGTERM", "Ctrl-C"],
+    ("number", "times", "tracking"),
+    [(signal.SIGKILL, 1, "offline"), (signal.SIGTERM, 1, "disabled"), (signal.SIGINT, 4, "offline")],
+    ids=["kill -9", "SIGTERM", "Ctrl-C in haste"],
 )
 def test_a_runner_that_is_ended_leaves_no_process_and_whole_cells(
-    number: signal.Signals, everyone: bool, tracking: str, toy_copy: Copy, side: Side, tmp_path: Path
+    number: signal.Signals, times: int, tracking: str, toy_copy: Copy, side: Side, tmp_path: Path
 ) -> None:
     """Ctrl-C in a terminal reaches the whole process group, a signal by hand the runner alone."""
     results = tmp_path / "results"
     runner = in_flight(toy_copy, side, results, tracking=tracking)
     finished = {key: snapshot(folder) for key, folder in cells(results, "toy").items()}
     assert len(finished) == 2
-    if everyone:
-        os.killpg(runner.pid, number)
-    else:
-        runner.send_signal(number)
+    for _ in range(times):
+        if number == signal.SIGINT:
+            os.killpg(runner.pid, number)
+        else:
+            runner.send_signal(number)
+        time.sleep(0.05)
     assert until(lambda: gone(side) and runner.poll() is not None, f"the end of {side.processes()}", 10) < 10
     done = finish(runner)
     assert done.code == (-signal.SIGKILL if number == signal.SIGKILL else 130)
@@ -249,13 +269,6 @@ def test_a_runner_that_is_ended_leaves_no_process_and_whole_cells(
 # --- two at once ---
 
 
-def waiting_for(results: Path) -> bool:
-    """Whether a process waits for a lock of a cell."""
-    inodes = {str(path.stat().st_ino) for path in (results / "runs").glob("*/*.lock")}
-    lines = Path("/proc/locks").read_text().splitlines()
-    return any("->" in line and line.split()[6].rsplit(":", 1)[1] in inodes for line in lines)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="/proc/locks says who waits")
 def test_two_runners_at_once_compute_each_cell_once(toy_copy: Copy, side: Side, tmp_path: Path) -> None:
@@ -263,7 +276,7 @@ def test_two_runners_at_once_compute_each_cell_once(toy_copy: Copy, side: Side, 
     side.hold("toy", 1)
     command = ("reproduce.py", "--jobs", "1", "toy", "scale=smoke", "tracking=disabled", f"results={results}")
     runners = [toy_copy.start(*command, side=side) for _ in range(2)]
-    until(lambda: waiting_for(results) or any(r.poll() is not None for r in runners), "one waits for the other")
+    until(lambda: waits_for_a_cell(results) or any(r.poll() is not None for r in runners), "one waits for the other")
     side.release()
     ended = [finish(runner) for runner in runners]
     assert [done.code for done in ended] == [0, 0], [done.err for done in ended]

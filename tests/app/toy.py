@@ -117,7 +117,7 @@ def theory(cell: Cell) -> list[Row]:
 
 
 def monte_carlo(frame):
-    chosen = frame[frame.theory.notna() & (frame.n > 0)]
+    chosen = frame[frame.theory.notna()]
     return chosen, float(len(chosen))
 '''
 
@@ -458,12 +458,12 @@ class Copy:
         self, *command: str, side: Side | None = None, cwd: Path | None = None, **options: Any
     ) -> subprocess.Popen[str]:
         """Start `attnrepro ...` or `<script>.py ...` in a session of its own."""
-        head = ["-m", "attnrepro", *command[1:]] if command[0] == "attnrepro" else [self.script(command[0]), *command[1:]]
+        head = ["-m", "attnrepro"] if command[0] == "attnrepro" else [str(self.root / "scripts" / command[0])]
         environment = clean_environment() | {"PYTHONPATH": str(self.root / "src")} | options.pop("env", {})
         if side:
             environment["TOY_SIDE"] = str(side.folder)
         return subprocess.Popen(
-            [sys.executable, *head],
+            [sys.executable, *head, *command[1:]],
             env=environment,
             cwd=cwd or self.root.parent,
             stdout=subprocess.PIPE,
@@ -472,10 +472,6 @@ class Copy:
             start_new_session=True,
             **options,
         )
-
-    def script(self, name: str) -> str:
-        """A script by its name."""
-        return str(self.root / "scripts" / name)
 
     def run(self, *command: str, **options: Any) -> Done:
         """Run a command to its end."""
@@ -574,6 +570,13 @@ def until(holds: Callable[[], Any], what: str, seconds: float = PATIENCE) -> flo
     return time.monotonic() - started
 
 
+def waits_for_a_cell(results: Path) -> bool:
+    """Whether a process waits for the lock of a cell that another one holds."""
+    inodes = {str(path.stat().st_ino) for path in (results / "runs").glob("*/*.lock")}
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and line.split()[6].rsplit(":", 1)[1] in inodes for line in lines)
+
+
 # --- this process in a copy ---
 
 
@@ -618,26 +621,26 @@ class Inside:
     @staticmethod
     def forget() -> None:
         """Forget modules and answers that belong to one state of one copy."""
-        from attnrepro import codeversion
-        from attnrepro.app import gather, predict
+        from attnrepro import codeversion, environment
+        from attnrepro.app import gather, precheck, predict
 
         importlib.invalidate_caches()
         for name in [name for name in sys.modules if name.startswith("attnrepro.tables.")]:
             del sys.modules[name]
-        codeversion.code_version.cache_clear()
-        gather.grid.cache_clear()
-        predict._reference.cache_clear()
+        for module in (codeversion, environment, gather, precheck, predict):
+            for member in vars(module).values():
+                if hasattr(member, "cache_clear"):
+                    member.cache_clear()
 
 
 def inside(copy: Copy, results: Path, monkeypatch: Any, capture: Any) -> Iterator[Inside]:
     """Make this process run the tables of a copy until the end of a test."""
-    from attnrepro import environment, paths, tables
+    from attnrepro import paths, tables
 
     saved = dict(os.environ)
-    term = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ.clear()
-    os.environ.update(clean_environment())
-    environment.cuda_device.cache_clear()
+    os.environ.update(clean_environment() | {"ATTNREPRO_SCRATCH": str(results.parent / "scratch")})
     monkeypatch.setattr(paths, "_REPOSITORY", copy.root)
     monkeypatch.setattr(tables, "__path__", [str(copy.root / "experiments")])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -648,8 +651,8 @@ def inside(copy: Copy, results: Path, monkeypatch: Any, capture: Any) -> Iterato
         for name in TABLES:
             if hasattr(tables, name):
                 delattr(tables, name)
-        environment.cuda_device.cache_clear()
-        signal.signal(signal.SIGTERM, term)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         os.environ.clear()
         os.environ.update(saved)
 

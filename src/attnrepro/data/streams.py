@@ -12,6 +12,10 @@ def stream_seed(seed: int, *names: object) -> int:
     Spawned from ``numpy.random.SeedSequence``, so that streams of the same seed (data, initialisation, order, the
     draws of each cell) are independent and none depends on how many others exist.
     """
+    if any(not str(name) or "/" in str(name) for name in names):
+        raise ValueError(f"a stream has names without '/', not {names!r}")
+    if not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed={seed!r} must be a whole number, 0 or more")
     words = np.frombuffer(hashlib.sha256("/".join(map(str, names)).encode()).digest(), dtype=np.uint32)
     sequence = np.random.SeedSequence(seed, spawn_key=tuple(int(word) for word in words))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -43,6 +43,5 @@ def entropy(weights: Tensor) -> Tensor:
     Args:
         weights: ``[..., num_queries, num_keys]``, rows sum to one.
     """
-    positive = weights > 0
-    safe = torch.where(positive, weights, torch.ones_like(weights))
+    safe = torch.where(weights == 0, torch.ones_like(weights), weights)
     return -(safe * safe.log()).sum(dim=-1)

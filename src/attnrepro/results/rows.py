@@ -57,6 +57,8 @@ def text(value: object) -> str:
     """A value as it stands in a CSV cell: numbers by ``repr``, whole floats as integers, None as blank."""
     if value is None:
         return ""
+    if hasattr(value, "item"):  # a number of numpy or torch, whose repr is no number
+        value = value.item()
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

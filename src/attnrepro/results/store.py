@@ -15,6 +15,7 @@ from attnrepro.config import load_yaml
 
 DONE = "done.json"
 FAILED = "failed.json"
+BESIDE = ("config.yaml", "run.json")
 
 
 @dataclass(frozen=True)
@@ -110,28 +111,40 @@ class Store:
         """Record a finished cell whole; the caller holds its lock."""
         folder = self.folder(table, key)
         new, old = folder.with_suffix(".new"), folder.with_suffix(".old")
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
+        self._recover(folder)
         try:
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(parents=True)
             for name, content in files.items():
                 write_text(new / name, content)
             if log and log.is_file():
                 shutil.copyfile(log, new / "job.log")
             done = {"code": code, "rows_sha256": hashlib.sha256(files["rows.csv"].encode()).hexdigest()}
             write_text(new / DONE, to_json(done))
-        except OSError:
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+        except BaseException:
             shutil.rmtree(new, ignore_errors=True)
+            if old.exists() and not folder.exists():
+                old.rename(folder)
             raise
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            folder.rename(old)
-        new.rename(folder)
         _sync_folder(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+    @staticmethod
+    def _recover(folder: Path) -> None:
+        """Put right what a crash between the two renames left: the cell moved aside and nothing in its place."""
+        old = folder.with_suffix(".old")
+        if _read(folder) is None and _read(old) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            old.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
 
     def write_failure(self, table: str, key: str, failure: Mapping[str, object], log: Path | None = None) -> Path:
         """Record why an attempt failed beside whatever is there; a finished cell stays finished."""
         folder = self.folder(table, key)
+        self._recover(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / FAILED, to_json(failure))
         if log and log.is_file():
@@ -147,7 +160,8 @@ def _read(folder: Path) -> Record | None:
         return None
     if not isinstance(done, dict) or done.get("rows_sha256") != hashlib.sha256(rows).hexdigest():
         return None
-    return Record(folder, done)
+    whole = isinstance(done.get("code"), str) and all((folder / name).is_file() for name in BESIDE)
+    return Record(folder, done) if whole else None
 
 
 def to_json(data: object) -> str:

@@ -1,6 +1,7 @@
 """Exact first and second moments of Monte-Carlo observations."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,11 +27,21 @@ class Moments(Metric):
         self.add_state("outer", torch.zeros(size, size, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, observations: Tensor) -> None:
-        """Add ``[batch, size]`` independent observations."""
+        """Add ``[batch, size]`` independent observations; ``ValueError`` for any other shape."""
+        if observations.ndim != 2 or observations.shape[1] != len(self.total):
+            raise ValueError(f"observations must be [batch, {len(self.total)}], not {list(observations.shape)}")
         exact = observations.to(torch.float64)
         self.n += exact.shape[0]
         self.total += exact.sum(dim=0)
         self.outer += exact.T @ exact
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> "Moments":
+        """Follow the module to its device, but not to its precision: the sums stay exact."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(fn(tensor).device)
+
+        return cast("Moments", super()._apply(move, exclude_state))
 
     def compute(self) -> Tensor:
         """Mean of an observation, ``[size]``."""
