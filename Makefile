@@ -9,13 +9,18 @@ ARGS   ?=
 TORCH  ?=
 RUN     = $(PY) scripts/reproduce.py $(if $(JOBS),--jobs $(JOBS)) $(TABLE) scale=$(SCALE) $(ARGS)
 
+# macOS has one build of torch only.
+ifeq ($(shell uname),Darwin)
+TORCH :=
+endif
+
 # PyTorch's own index of CPU builds; without TORCH=cpu, Linux gets the build for CUDA, which runs on CPUs too.
 TORCH_ARGS_cpu := --extra-index-url https://download.pytorch.org/whl/cpu
 TORCH_SIZE_cpu := 0.5 GB to download, 1.6 GB on disk
 TORCH_SIZE_    := up to 3 GB to download where pip takes the CUDA build of torch (TORCH=cpu takes 0.5 GB)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce-all reproduce plan smoke tables accept dashboard test test-fast lint clean
+.PHONY: help setup reproduce-all reproduce plan smoke tables accept dashboard test test-fast lint clean named
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -37,8 +42,10 @@ $(VENV)/.current: pyproject.toml constraints.txt
 reproduce-all: setup ## every table, reports and dashboard; finished cells are reused (2 min)
 	@$(PY) scripts/reproduce.py $(if $(JOBS),--jobs $(JOBS)) scale=$(SCALE) $(ARGS)
 
-reproduce: setup ## the tables in TABLE="a b" with what they need (make plan says how long)
+named:
 	@test -n '$(TABLE)' || { echo 'which table? make reproduce TABLE=<table>; all of them: make reproduce-all'; exit 2; }
+
+reproduce: named setup ## the tables in TABLE="a b" with what they need (make plan says how long)
 	@$(RUN)
 
 plan: setup ## what reproduce would run and reuse, and for how long (1 s)
@@ -57,11 +64,11 @@ accept: setup ## your finished cells become the committed reference, all or TABL
 	@$(PY) scripts/accept.py $(TABLE)
 
 test: lint ## lint, types, all tests, smoke (6 min)
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n auto
 	@$(PY) scripts/smoke.py
 
 test-fast: setup ## the tests that need no long run (under 1 min)
-	@$(PY) -m pytest -m 'not slow' -q
+	@$(PY) -m pytest -n auto -m 'not slow' -q
 
 lint: setup ## ruff and mypy --strict (15 s)
 	@$(VENV)/bin/ruff check .

@@ -71,7 +71,8 @@ class Params:
     def __post_init__(self) -> None:
         one_of(self, study=("draws", "identities"), keys=("own", "shared"))
         distinct(self, "n_keys", "scaled", "keys", "designs")
-        in_range(self, head_dim=(1, math.inf), n_keys=(2, 65536), n_queries=(100, 10**9))
+        in_range(self, head_dim=(1, 65536) if math.isfinite(self.head_dim) else (math.inf, math.inf))
+        in_range(self, n_keys=(2, 65536), n_queries=(100, 10**9))
         in_range(self, n_key_sets=(20, 10**7), n_queries_per_set=(2, 10**6), n_gradient=(100, 10**8))
         in_range(self, max_normals=(0, 10**12), designs=(2, 10**6))
         if math.isfinite(self.head_dim) and not float(self.head_dim).is_integer():
@@ -79,8 +80,10 @@ class Params:
         if math.isinf(self.head_dim) and (True not in self.scaled or "own" not in self.keys):
             raise ValueError("head_dim=inf exists with the scale and own keys only: scaled needs true, keys needs own")
         for n_keys in self.n_keys:
-            if self.max_normals and n_clusters(self, n_keys, "own") < 20:
-                raise ValueError(f"max_normals={self.max_normals} leaves fewer than 20 queries for n_keys={n_keys}")
+            for kind in (*self.keys, "gradient"):
+                if n_clusters(self, n_keys, kind) < 20:
+                    left = "key sets" if kind == "shared" else "queries"
+                    raise ValueError(f"max_normals={self.max_normals} leaves fewer than 20 {left} for n_keys={n_keys}")
 
 
 def scalings(p: Params) -> list[bool]:
@@ -266,6 +269,7 @@ def derive(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict
                 row = rows.loc[index]
                 line = _line(f"{quantity}_{which}_over_d", "value", row.estimate, int(row.n), row.sd, theory=row.theory)
                 result.append({**line, "scaled": "true"})
+        result += _printed_ends(quantity, published)
     for d in sorted(own.d.unique()):
         pair = [_select(own[own.d == d], "logit_sd", flag) for flag in ("false", "true")]
         if all(len(part) == 1 for part in pair):
@@ -285,6 +289,22 @@ def _power(x: pd.Series, y: pd.Series, se: pd.Series) -> tuple[float, float]:
     centred = log_x - np.average(log_x, weights=weight)
     information = float((weight * centred**2).sum())
     return float((weight * centred * log_y).sum() / information), 1 / math.sqrt(information)
+
+
+def _printed_ends(quantity: str, published: Sequence[PublishedLine]) -> list[dict[str, object]]:
+    """The ends of a printed scaled column, to hold against the range that the text around it names."""
+    column = [
+        line.published
+        for line in published
+        if line.quantity == quantity and line.published is not None and line.klass == "sampling"
+        if dict(line.axes).get("scaled") == "true"
+    ]
+    ends = {"smallest": min(column, default=None), "largest": max(column, default=None)}
+    return [
+        {**_line(f"printed_{quantity}_{which}", "exact", end, 1, math.nan, theory=end), "scaled": "true"}
+        for which, end in ends.items()
+        if end is not None
+    ]
 
 
 def _select(frame: pd.DataFrame, quantity: str, scaled: str) -> pd.DataFrame:

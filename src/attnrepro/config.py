@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -205,6 +205,7 @@ def typed(cfg: DictConfig | Mapping[str, Any]) -> Config:
         missing = OmegaConf.missing_keys(merged)
         if missing:
             raise BadInput(f"{min(missing)} has no value: set {min(missing)}=<value>")
+        _check_elements(merged, kinds)
         return _build(merged)
     except OmegaConfBaseException as error:
         raise BadInput(_one_sentence(error, body, kinds)) from error
@@ -220,6 +221,18 @@ def _params_of(table: str) -> type:
             raise
         raise BadInput(f"table={table}: there is no experiments/{table}/table.py") from error
     return found
+
+
+def _check_elements(merged: Any, kinds: Mapping[str, type]) -> None:
+    """OmegaConf lets a list through as an element of a list of numbers."""
+    for node, kind in {"": Config, **kinds}.items():
+        for name, hint in get_type_hints(kind).items():
+            key = f"{node}.{name}" if node else name
+            if get_origin(hint) is list:
+                for index, value in enumerate(OmegaConf.select(merged, key)):
+                    if isinstance(value, ListConfig | DictConfig):
+                        shown = _show(OmegaConf.to_container(value))
+                        raise BadInput(f"{key}[{index}]={shown} must be {_WORDS[get_args(hint)[0]]}")
 
 
 def _build(merged: Any) -> Config:
@@ -275,7 +288,7 @@ def _one_sentence(error: OmegaConfBaseException, body: DictConfig, kinds: Mappin
 def _unresolved(node: Any, error: OmegaConfBaseException, prefix: str = "") -> str:
     """Full key of the first leaf that cannot be resolved; OmegaConf's own error often does not say."""
     for key in node if isinstance(node, DictConfig) else range(len(node)):
-        name = f"{prefix}{key!s}" if isinstance(node, DictConfig) else f"{prefix[:-1]}[{key}]"
+        name = f"{prefix}{key!r}".replace("'", "") if isinstance(node, DictConfig) else f"{prefix[:-1]}[{key!r}]"
         try:
             child = node[key]
         except OmegaConfBaseException:

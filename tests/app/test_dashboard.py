@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from attnrepro.app import dashboard
-from attnrepro.app.dashboard import COLUMNS, TablePage
+from attnrepro.app.dashboard import TablePage
+from attnrepro.results.rows import TABLE_COLUMNS
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = [
@@ -107,7 +108,7 @@ def sample() -> TablePage:
         command="attnrepro experiment=sqrt_d_entropy params.head_dim=4,16,64,256,1024 params.n_queries=1000",
         how_to_read="Points on the dashed line mean that measurement and theory agree; a cross far from both "
         "is a printed value that a run of the stated size would hardly give.",
-        frame=frame[[*axes, *COLUMNS]],
+        frame=frame[[*axes, *TABLE_COLUMNS]],
         axes=axes,
         charts=tuple(chart(frame, quantity) for quantity in QUANTITIES),
     )
@@ -145,7 +146,7 @@ def hostile() -> TablePage:
     """Every string of the page tries to break out; numbers are NaN, infinite, missing or huge."""
     values = ["nan", "inf", "-inf", "", "1e400", "6.661338147750939e-16", "12", "9", HOSTILE, LONG]
     frame = pd.DataFrame(
-        {name: [HOSTILE if name in ("note", "claim", "unit") else ""] * 10 for name in ("where", *COLUMNS)}
+        {name: [HOSTILE if name in ("note", "claim", "unit") else ""] * 10 for name in ("where", *TABLE_COLUMNS)}
     )
     frame = frame.assign(where=values, estimate=values, quantity=[LONG, HOSTILE] * 5, n=float("inf"), p=None)
     frame = frame.assign(verdict=[HOSTILE, "DIFFERS"] * 5, theory=float("nan"), published=values[::-1])
@@ -156,7 +157,7 @@ def hostile() -> TablePage:
 
 
 def long_table(rows: int) -> TablePage:
-    frame = pd.DataFrame({name: [""] * rows for name in ("step", *COLUMNS)})
+    frame = pd.DataFrame({name: [""] * rows for name in ("step", *TABLE_COLUMNS)})
     frame = frame.assign(step=range(rows), quantity="loss")
     frame.loc[:4, "verdict"] = "REPRODUCED"
     return replace(sample(), table="long_table", title="A long table", frame=frame, axes=("step",), charts=())

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from .test_tracking import leaves, read_run
-from .toy import Copy, Inside, Side, cells, finish, rows_of, snapshot, until, waits_for_a_cell
+from .toy import NEEDS_PROC, Copy, Inside, Side, cells, finish, rows_of, snapshot, until, waits_for_a_cell
 
-NEEDS_LOCKS = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="/proc/locks says who waits")
 TOY = ("attnrepro", "experiment=toy", "scale=smoke")
 
 
@@ -102,6 +101,7 @@ def test_failing_jobs_are_listed_logged_and_recorded_as_failed(toy_copy: Copy, s
 
 
 @pytest.mark.slow
+@NEEDS_PROC
 @pytest.mark.parametrize(
     ("table", "point", "number"), [("toy", 3, signal.SIGTERM), ("toy_training", "-", signal.SIGINT)]
 )
@@ -121,7 +121,7 @@ def test_an_interrupted_cell_leaves_nothing_half_done(
     done = finish(process)
     assert done.code == 130, done.err
     assert "interrupted; finished cells are kept" in done.err
-    assert "Traceback" not in done.err
+    assert "Traceback" not in done.err, done.err
     assert {key: snapshot(folder) for key, folder in cells(results, table).items()} == finished
     names = {path.name for path in (results / "runs" / table).iterdir() if path.suffix != ".lock"}
     assert names == set(finished), "not even a folder of the cell in flight"
@@ -228,7 +228,7 @@ def test_the_same_cells_in_fresh_processes_are_byte_equal(whole_copy: Copy, tmp_
 
 
 @pytest.mark.slow
-@NEEDS_LOCKS
+@NEEDS_PROC
 def test_two_sweeps_at_once_compute_each_cell_once(toy_copy: Copy, side: Side, tmp_path: Path) -> None:
     """C5: and the one that waits says so."""
     results = tmp_path / "results"
@@ -247,6 +247,7 @@ def test_two_sweeps_at_once_compute_each_cell_once(toy_copy: Copy, side: Side, t
 # --- code that changed ---
 
 
+@pytest.mark.slow
 def test_tables_have_the_same_rows_however_often_they_are_made(inside: Inside) -> None:
     """C38: built twice, after the code changed, and after a forced rerun."""
     assert inside.attnrepro("experiment=toy", "scale=cpu").code == 0
@@ -338,7 +339,7 @@ def test_a_full_disk_fails_the_cell_in_one_sentence_and_the_rest_goes_on(toy_cop
         line = done.err.splitlines()[-1]
         assert "params.point=2 " in line
         assert reason in line
-        assert "Traceback" not in done.err
+        assert "Traceback" not in done.err, done.err
         assert len(cells(disk / "results", "toy")) == 2
         assert not list((disk / "results").rglob("*.new")), "the half-written cell gave its room back"
         no_lock_is_held(disk / "results")

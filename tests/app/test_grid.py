@@ -86,11 +86,16 @@ def test_an_interval_is_refused_with_its_key() -> None:
         ("a=range(1,4)", ["a=1", "a=2", "a=3"]),
         ("a=range(0,1,0.5)", ["a=0.0", "a=0.5"]),
         ("a=sort(3,1,2)", ["a=1", "a=2", "a=3"]),
-        ("a=range(1,1)", []),
     ],
 )
 def test_lists_of_values_may_be_written_in_other_ways(axis: str, expected: list[str]) -> None:
     assert points([axis]) == expected
+
+
+@pytest.mark.parametrize("star", [False, True])
+def test_an_axis_without_values_is_refused_with_its_key(star: bool) -> None:
+    with pytest.raises(BadInput, match=r"^a\.b\b"):
+        points(["c=1", "a.b=range(1,1)"], star=star)
 
 
 VALUES: list[tuple[str, Any]] = [

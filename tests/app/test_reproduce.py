@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +17,9 @@ from attnrepro.app import reproduce
 from attnrepro.config import BadInput
 
 from .toy import (
+    NEEDS_PROC,
     REPOSITORY,
     Copy,
-    Done,
     Side,
     add_table,
     cells,
@@ -234,6 +233,7 @@ def left_whole(results: Path) -> None:
 
 
 @pytest.mark.slow
+@NEEDS_PROC
 @pytest.mark.parametrize(
     ("number", "times", "tracking"),
     [(signal.SIGKILL, 1, "offline"), (signal.SIGTERM, 1, "disabled"), (signal.SIGINT, 4, "offline")],
@@ -255,11 +255,14 @@ def test_a_runner_that_is_ended_leaves_no_process_and_whole_cells(
         time.sleep(0.05)
     assert until(lambda: gone(side) and runner.poll() is not None, f"the end of {side.processes()}", 10) < 10
     done = finish(runner)
-    assert done.code == (-signal.SIGKILL if number == signal.SIGKILL else 130)
+    if number == signal.SIGINT:  # the last of several may meet Python on its way out: a shell says 130 to that as well
+        assert done.code in (130, -signal.SIGINT)
+    else:
+        assert done.code == (130 if number == signal.SIGTERM else -signal.SIGKILL)
     assert {key: snapshot(folder) for key, folder in cells(results, "toy").items()} == finished
     assert not cells(results, "toy_training")
     left_whole(results)
-    assert "Traceback" not in done.err
+    assert "Traceback" not in done.err, done.err
     if number != signal.SIGKILL:
         assert "interrupted; finished cells are kept" in done.err
         assert "toy: 2 ran, 0 reused, 4 failed or not run" in done.err
@@ -270,7 +273,7 @@ def test_a_runner_that_is_ended_leaves_no_process_and_whole_cells(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="/proc/locks says who waits")
+@NEEDS_PROC
 def test_two_runners_at_once_compute_each_cell_once(toy_copy: Copy, side: Side, tmp_path: Path) -> None:
     results = tmp_path / "results"
     side.hold("toy", 1)
@@ -309,7 +312,7 @@ def test_a_failing_table_stops_no_other_and_timing_runs_alone(own_copy: Copy, si
     assert own_copy.run("attnrepro", "experiment=toy", "params.point=2", *command[3:], side=side).code == 0
     done = own_copy.run(*command, side=side)
     assert done.code == 1, done.err
-    assert "Traceback" not in done.err
+    assert "Traceback" not in done.err, done.err
 
     closing = "\n".join(end_of(done.err))
     assert "toy: 3 ran, 1 reused, 2 failed or not run" in closing, "one was killed with the cells left to it"
@@ -343,21 +346,3 @@ def test_a_failing_table_stops_no_other_and_timing_runs_alone(own_copy: Copy, si
     assert "toy: 2 ran, 4 reused, 0 failed or not run" in again.err
     assert side.starts() == {"5": 1, "6": 1}
     assert before.items() <= rows_of(results, "toy").items()
-
-
-def test_torch_is_not_needed_to_look(toy_copy: Copy, tmp_path: Path) -> None:
-    """A runner that starts no worker, and a dry run, import neither torch nor lightning."""
-    code = (
-        "import sys; from attnrepro.app.reproduce import main;"
-        f"code = main(['--dry-run', 'scale=smoke', 'results={tmp_path}/results']);"
-        "sys.exit(code or any(m.split('.')[0] in ('torch', 'lightning', 'wandb') for m in sys.modules))"
-    )
-    done: subprocess.CompletedProcess[str] = subprocess.run(
-        [sys.executable, "-c", code],
-        env=clean_environment() | {"PYTHONPATH": str(toy_copy.root / "src")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert Done(done.returncode, "", done.stderr) == Done(0, "", "")

@@ -100,6 +100,7 @@ def test_a_smoke_row_stands_in_the_table_of_the_smoke_run(inside: Inside) -> Non
     assert (inside.results / "dashboard.html").is_file()
 
 
+@pytest.mark.slow
 def test_smoke_fails_when_a_table_measures_nothing(inside: Inside) -> None:
     from attnrepro.app.smoke import smoke
 
@@ -128,6 +129,7 @@ def test_a_derived_table_alone_is_refused_before_its_need_ran(inside: Inside, si
     assert (refused.code, refused.err) == (2, sentence)
 
 
+@pytest.mark.slow
 def test_the_key_of_a_derived_table_follows_the_rows_it_reads(inside: Inside) -> None:
     add_table(inside.copy.root, "toy_derived")
     assert inside.attnrepro("experiment=toy", "scale=cpu").code == 0
@@ -148,6 +150,7 @@ def test_the_key_of_a_derived_table_follows_the_rows_it_reads(inside: Inside) ->
     assert len(cells(inside.results, "toy_derived")) == 2
 
 
+@pytest.mark.slow
 def test_a_derived_table_reads_only_what_its_key_covers(inside: Inside) -> None:
     """Rows of another scale, and sweeps off the grid of the table it needs, are none of its business."""
     add_table(inside.copy.root, "toy_derived")

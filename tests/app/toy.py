@@ -20,8 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 TABLES = ("toy", "toy_training", "toy_derived", "toy_timing")
+NEEDS_PROC = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="/proc says who runs and who waits")
 # Generous: the two cores of a test machine may be shared.
 PATIENCE = 120.0
 
@@ -459,7 +462,11 @@ class Copy:
     ) -> subprocess.Popen[str]:
         """Start `attnrepro ...` or `<script>.py ...` in a session of its own."""
         head = ["-m", "attnrepro"] if command[0] == "attnrepro" else [str(self.root / "scripts" / command[0])]
-        environment = clean_environment() | {"PYTHONPATH": str(self.root / "src")} | options.pop("env", {})
+        environment = clean_environment() | {
+            "HOME": str(self.root.parent / "home"),
+            "PYTHONPATH": str(self.root / "src"),
+            **options.pop("env", {}),
+        }
         if side:
             environment["TOY_SIDE"] = str(side.folder)
         return subprocess.Popen(
@@ -490,7 +497,7 @@ def clean_environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped) and not k.lower().endswith("_proxy")}
     for name in ("NETRC", "TABLE", "SCALE", "JOBS", "ARGS", "TORCH"):
         kept.pop(name, None)
-    return kept | {"CUDA_VISIBLE_DEVICES": "", "HOME": "/nonexistent"}
+    return kept | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 # --- what cells say and are told ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +14,15 @@ from attnrepro.nn.attention import attention_logits, attention_weights, entropy
 
 SHAPES = [(1, 5, 7, 4), (3, 7, 5, 16), (2, 1, 9, 1), (1, 6, 1, 3), (2, 4, 4, 64)]  # batch, queries, keys, head_dim
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

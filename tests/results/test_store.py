@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import signal
@@ -27,7 +26,7 @@ def files(word: str) -> dict[str, str]:
     """A finished cell that can be told from others by a word."""
     return {
         "rows.csv": f"key,value\n{KEY},{word}\n",
-        "config.yaml": "scale: cpu\n",
+        "config.yaml": '{"scale": "cpu"}\n',
         "run.json": f'{{"by": "{word}"}}\n',
     }
 
@@ -71,7 +70,7 @@ def test_a_written_cell_is_found_with_everything_in_it(store: Store, tmp_path: P
     record = store.find(TABLE, KEY)
     assert record is not None and [record] == store.finished(TABLE)
     assert record.folder == store.folder(TABLE, KEY)
-    assert (word(record), record.code, record.run, record.config) == ("new", "c0de", {"by": "new"}, {"scale": "cpu"})
+    assert (word(record), record.code, record.run, record.science) == ("new", "c0de", {"by": "new"}, {"scale": "cpu"})
     assert (record.folder / "job.log").read_text() == "a line\n"
     assert names(store) == {*WHOLE, f"{KEY}/job.log"}
 
@@ -107,8 +106,10 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "done a list": lambda folder: (folder / "done.json").write_text("[]"),
     "done without checksum": lambda folder: (folder / "done.json").write_text('{"code": "c0de"}'),
     "done without code": lambda folder: (folder / "done.json").write_text(
-        json.dumps({"rows_sha256": hashlib.sha256((folder / "rows.csv").read_bytes()).hexdigest()})
+        json.dumps({k: v for k, v in json.loads((folder / "done.json").read_text()).items() if k != "code"})
     ),
+    "config edited": lambda folder: (folder / "config.yaml").write_text('{"scale": "full"}\n'),
+    "run truncated": lambda folder: _truncate(folder / "run.json"),
     "config gone": lambda folder: (folder / "config.yaml").unlink(),
     "run gone": lambda folder: (folder / "run.json").unlink(),
 }
@@ -164,11 +165,12 @@ from pathlib import Path
 from attnrepro.results.store import Store
 
 TABLE, KEY = sys.argv[2:4]
+os.fsync = lambda descriptor: None  # a killed process loses nothing that it handed to the system
 EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate", "shutil.copyfile"}
 DIES = 9
 
 def files(word):
-    return {"rows.csv": f"key,value\\n{KEY},{word}\\n", "config.yaml": "scale: cpu\\n", "run.json": "{}\\n"}
+    return {"rows.csv": f"key,value\\n{KEY},{word}\\n", "config.yaml": "{}\\n", "run.json": "{}\\n"}
 
 def both(store):
     store.write(TABLE, KEY, files("older"), code="a")

@@ -1,6 +1,7 @@
 """The 1/sqrt(d) table: what it draws, and that a wrong number anywhere is noticed."""
 
 import csv
+import importlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +75,9 @@ def test_smoke_agrees_with_theory_and_judges_every_line(smoke_root: Path) -> Non
 def test_a_changed_mechanism_changes_a_verdict(
     smoke_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "attention_weights", lambda logits: torch.softmax(logits / 1.1, dim=-1))
+    # Looked up anew: tests that run copies of the repository import the table again.
+    measured = importlib.import_module("attnrepro.tables.sqrt_d_entropy.measure")
+    monkeypatch.setattr(measured, "attention_weights", lambda logits: torch.softmax(logits / 1.1, dim=-1))
     assert entry.main([*SMOKE, f"results={tmp_path}", "params.head_dim=64", "params.study=draws"]) == 0
     hot = built(tmp_path)
     assert hot.problems, "a temperature of 1.1 must not pass as attention"
@@ -103,7 +106,7 @@ def test_a_wrong_theory_fails_the_table(smoke_root: Path, tmp_path: Path) -> Non
             writer.writeheader()
             writer.writerows(lines)
         done = json.loads((folder / "done.json").read_text())
-        done["rows_sha256"] = hashlib.sha256((folder / "rows.csv").read_bytes()).hexdigest()
+        done["sha256"]["rows.csv"] = hashlib.sha256((folder / "rows.csv").read_bytes()).hexdigest()
         (folder / "done.json").write_text(json.dumps(done))
     assert any("entropy" in problem for problem in built(root).problems)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attnrepro import paths
 from attnrepro.app.gather import REPORTED, CellRows, grid, own_cells, reference_cells
+from attnrepro.codeversion import code_version
 from attnrepro.config import BadInput, digest, table_module
 from attnrepro.results.rows import HEAD, TAIL
 from attnrepro.results.store import Store, to_json, write_text
@@ -20,10 +21,15 @@ def accept(table: str, store: Store) -> list[str]:
     Cells off the table's own grid and of scale smoke stay yours. Reference cells that no longer belong to the
     grid of their scale are dropped.
     """
-    raw = store.root / "raw"
+    repository = paths.repository()
+    raw = repository / "results" / "raw" if repository else store.root / "raw"
+    code = code_version(table)
     order = {(scale, digest(science)): i for scale in REPORTED for i, science in enumerate(grid(table, scale))}
-    own = [cell for cell in own_cells(store, table, REPORTED) if (cell.scale, cell.identity) in order]
-    said = []
+    found = [cell for cell in own_cells(store, table, REPORTED) if (cell.scale, cell.identity) in order]
+    own = [cell for cell in found if cell.code == code]
+    said = [
+        f"{table} {c.key}: not accepted, its code changed since; run it with stale=rerun" for c in found if c not in own
+    ]
     for environment in sorted({cell.environment for cell in own}):
         old = {c.key: c for c in reference_cells(raw, table, REPORTED) if c.environment == environment}
         new = {c.key: c for c in old.values() if (c.scale, c.identity) in order}

@@ -28,31 +28,8 @@ from typing import Any
 
 import pandas as pd
 
+from attnrepro.results.rows import TABLE_COLUMNS
 from attnrepro.results.store import write_text
-
-# Every column of results/tables/<table>.csv that is not an axis.
-COLUMNS = (
-    "variant",
-    "environment",
-    "scale",
-    "quantity",
-    "statistic",
-    "unit",
-    "n",
-    "n_failed",
-    "estimate",
-    "sd",
-    "ci_low",
-    "ci_high",
-    "theory",
-    "published",
-    "claim",
-    "class",
-    "p",
-    "verdict",
-    "stale",
-    "note",
-)
 
 # word: (kind, meaning). The kind selects colour and sign of a chip; the order, worst first, is the page's.
 VERDICTS = {
@@ -83,7 +60,7 @@ class TablePage:
     """What the page shows of one table.
 
     ``document`` is a document id (000-004) with its section, ``answer`` the sentence made from the rows,
-    ``command`` the exact command line. ``frame`` has the axes and then ``COLUMNS``; a cell is a number, or a
+    ``command`` the exact command line. ``frame`` has the axes and then ``TABLE_COLUMNS``; a cell is a number, or a
     string as read with ``dtype=str, keep_default_na=False``. An empty string, ``None`` and a float NaN are
     missing values, while the string ``nan`` is a measured NaN and is shown as such. ``charts`` are Vega-Lite
     specifications; ``description`` (else ``title``) of each becomes its accessible name.
@@ -145,7 +122,7 @@ def write(pages: Sequence[TablePage], path: Path, heading: str, subtitle: str) -
 
 def _check(pages: Sequence[TablePage]) -> None:
     for page in pages:
-        missing = [name for name in (*page.axes, *COLUMNS) if name not in page.frame.columns]
+        missing = [name for name in (*page.axes, *TABLE_COLUMNS) if name not in page.frame.columns]
         if missing:
             raise ValueError(f"table {page.table} lacks the column(s) {', '.join(missing)}")
     name, times = Counter(page.table for page in pages).most_common(1)[0] if pages else ("", 0)
@@ -176,7 +153,7 @@ def _card(page: TablePage) -> str:
             {
                 "axes": page.axes,
                 "rows": len(page.frame),
-                "columns": {name: _column(page.frame[name]) for name in (*page.axes, *COLUMNS)},
+                "columns": {name: _column(page.frame[name]) for name in (*page.axes, *TABLE_COLUMNS)},
                 "charts": [
                     {**chart, "description": name}
                     for name, chart in zip(names, page.charts, strict=True)

@@ -19,10 +19,6 @@ from attnrepro.results.store import Store
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = (
-    *("variant", "environment", "scale", "quantity", "statistic", "unit", "n", "n_failed", "estimate", "sd"),
-    *("ci_low", "ci_high", "theory", "published", "claim", "class", "p", "verdict", "stale", "note"),
-)
 REPORTED = ("cpu", "full")
 
 
@@ -68,7 +64,7 @@ def own_cells(store: Store, table: str, scales: Iterable[str]) -> list[CellRows]
     """The user's finished cells."""
     found = []
     for record in store.finished(table):
-        science = record.config
+        science = record.science
         if science["scale"] in scales:
             run = record.run
             rows = read_csv(record.rows_path)
@@ -160,12 +156,16 @@ def _estimates(cells: Sequence[CellRows], axes: Sequence[str], code: str) -> lis
     theory: dict[tuple[str, ...], float] = {}
     units: dict[tuple[str, ...], str] = {}
     stale: dict[tuple[str, ...], bool] = {}
+    # Off the grid, two cells may cover the same point of the same seed: the same draws, and one measurement.
+    owner: dict[tuple[str, ...], str] = {}
     for cell in cells:
         for row in cell.rows:
             at = (*(row[axis] for axis in axes), row["quantity"], row["statistic"])
             units[at] = row["unit"]
             if row["source"] == "theory":
                 theory[at] = float(row["value"])
+            elif owner.setdefault((*at, row["seed"]), cell.key) != cell.key:
+                continue
             elif not row["status"].startswith("not_run"):
                 measured.setdefault(at, []).append(row)
                 stale[at] = stale.get(at, False) or cell.code != code
@@ -197,9 +197,14 @@ def estimate(rows: Sequence[Mapping[str, str]], statistic: str) -> dict[str, Any
         parts = [(float(row["value"]), float(row["sd"]), int(row["n"])) for row in ok]
         line["estimate"], line["sd"], line["n"] = stats.pool(parts) if len(parts) > 1 else parts[0]
         interval = stats.monte_carlo_interval(line["estimate"], line["sd"], line["n"])
-    elif statistic == "exact" or all(int(row["n"]) > 1 for row in ok):
-        # Nothing random: seeds agree, or the largest of what they found stands for all.
+    elif statistic == "exact":
+        # Nothing random: seeds agree, or the largest error that any of them saw stands for all.
         line["estimate"], line["n"] = max(values), sum(int(row["n"]) for row in ok)
+        return line
+    elif all(int(row["n"]) > 1 for row in ok):
+        # A value of many draws that has no spread of its own (a covariance): weighted like its mean.
+        line["n"] = sum(int(row["n"]) for row in ok)
+        line["estimate"] = sum(float(row["value"]) * int(row["n"]) for row in ok) / line["n"]
         return line
     else:
         interval = stats.mean_interval(values)

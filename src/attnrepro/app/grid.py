@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.override_parser.types import Override, Transformer
+from hydra.core.override_parser.types import Override, Transformer, ValueType
 
 from attnrepro.config import BadInput
 
@@ -36,7 +36,10 @@ def expand(grids: Sequence[Sequence[Override]], command_line: Sequence[Override]
     for grid in grids:
         axes: dict[str, list[Setting]] = {}
         for override in [*grid, *command_line]:
-            axes[override.get_key_element()] = _settings(override)
+            axes[override.key_or_group] = _settings(override)
+        for key, axis in axes.items():
+            if not axis:
+                raise BadInput(f"{key}: the list of its values is empty")
         values = list(axes.values())
         for point in _star(values) if star else itertools.product(*values):
             points.setdefault(tuple(sorted(s.text for s in point)), tuple(point))
@@ -50,11 +53,11 @@ def _star(axes: Sequence[Sequence[Setting]]) -> list[Point]:
 
 
 def _settings(override: Override) -> list[Setting]:
-    key = override.get_key_element()
+    key = override.key_or_group
     if not override.is_sweep_override():
         return [Setting(key, f"{key}={override.get_value_element_as_str()}", override.value())]
-    if not override.is_discrete_sweep():
-        raise BadInput(f"{key}: only a list of values (a,b,c) or range() can be swept, not an interval")
+    if not override.is_discrete_sweep() or override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+        raise BadInput(f"{key}: only a list of values (a,b,c) or range() can be swept, not an interval or a glob")
     texts = list(override.sweep_string_iterator())
     values = list(override.sweep_iterator(transformer=Transformer.identity))
     return [Setting(key, f"{key}={t}", _plain(v)) for t, v in zip(texts, values, strict=True)]

@@ -46,14 +46,38 @@ def main(argv: Sequence[str]) -> int:
     scratch = tempfile.mkdtemp(prefix="attnrepro-")
     os.environ["ATTNREPRO_SCRATCH"] = scratch
     try:
-        if any(argument.split("=")[0] in SHOWS for argument in arguments):
-            return _hydra(arguments)
-        return _run(arguments)
+        shows = [argument for argument in arguments if argument.split("=")[0] in SHOWS]
+        return _show(arguments, shows) if shows else _run(arguments)
     except KeyboardInterrupt:
         print("attnrepro: interrupted; finished cells are kept", file=sys.stderr)
         return INTERRUPTED
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def one_line(error: Exception) -> str:
+    """A sentence stays one line whatever value it repeats."""
+    return str(error).replace("\n", "\\n")
+
+
+def _show(arguments: list[str], shows: list[str]) -> int:
+    """Hydra shows what was asked for; a table that it would show is checked first, in our words."""
+    from attnrepro.app import precheck
+    from attnrepro.config import BadInput
+
+    overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
+    if overrides and not {"-sc", "--shell-completion"} & set(shows):
+        try:
+            plan = precheck.make_plan(overrides, multirun=True, check_inputs=False)
+        except BadInput as error:
+            print(f"attnrepro: {one_line(error)}", file=sys.stderr)
+            return BAD
+        dropped = ("-m", "--multirun", "-r", "--run", "scale=auto")
+        arguments = [a for a in arguments if a not in dropped]
+        # Beside the others: the parser takes overrides in one run only.
+        place = next((i for i, a in enumerate(arguments) if a in overrides), len(arguments))
+        arguments.insert(place, f"scale={plan.config.scale}")
+    return _hydra(arguments)
 
 
 def _run(arguments: list[str]) -> int:
@@ -71,7 +95,7 @@ def _run(arguments: list[str]) -> int:
     except BadInput as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        print(f"attnrepro: {error}", file=sys.stderr)
+        print(f"attnrepro: {one_line(error)}", file=sys.stderr)
         return BAD
     if dry:
         from attnrepro.app.predict import predict
@@ -102,23 +126,33 @@ def execute(plan: "Plan", progress: "Progress | None" = None) -> int:
             frame = [o for o in first if o.startswith(("experiment=", "scale="))]
             _hydra(["--multirun", *frame, *plan.hydra_overrides])
     if progress is None:
-        say(f"{summary(plan, planned)} in {time.monotonic() - started:.1f} s")
+        elsewhere = _reporting.progress.reused if planned and _reporting.progress else 0
+        say(f"{summary(plan, planned, elsewhere)} in {time.monotonic() - started:.1f} s")
         for line in failures(plan, planned):
             say(line)
     return FAILED if any(not plan.is_done(p) for p in planned) else OK
 
 
-def summary(plan: "Plan", planned: "Sequence[Planned]") -> str:
-    """``<table>: 3 ran, 5 reused, 0 failed``: what became of a plan whose ``planned`` cells were to run."""
-    ran = sum(plan.is_done(p) for p in planned)
-    reused = [p for p in plan.cells if p not in planned]
+def summary(plan: "Plan", planned: "Sequence[Planned]", elsewhere: int = 0) -> str:
+    """``<table>: 3 ran, 5 reused, 0 failed``: what became of a plan whose ``planned`` cells were to run.
+
+    ``elsewhere`` of them were finished by another run while this one waited for them.
+    """
+    done = sum(plan.is_done(p) for p in planned)
+    keys = {p.cell.key for p in planned}
+    reused = [p for p in plan.cells if p.cell.key not in keys]
     stale = sum(p.stale for p in reused)
     note = f" ({stale} stale: the code changed since; stale=rerun runs them again)" if stale else ""
-    return f"{plan.table}: {ran} ran, {len(reused)} reused{note}, {len(planned) - ran} failed or not run"
+    return (
+        f"{plan.table}: {done - elsewhere} ran, {len(reused) + elsewhere} reused{note},"
+        f" {len(planned) - done} failed or not run"
+    )
 
 
 def failures(plan: "Plan", planned: "Sequence[Planned]") -> list[str]:
     """A line for each cell that should have run and has no result."""
+    from attnrepro.app.run import label
+
     lines = []
     for p in planned:
         if not plan.is_done(p):
@@ -129,11 +163,6 @@ def failures(plan: "Plan", planned: "Sequence[Planned]") -> list[str]:
     return lines
 
 
-def label(overrides: "Sequence[str]") -> str:
-    """What sets a cell apart, for people."""
-    return " ".join(o for o in overrides if not o.startswith(("experiment=", "scale=", "results="))) or "default"
-
-
 class Progress:
     """A line for each cell, and on a terminal its share done."""
 
@@ -141,6 +170,7 @@ class Progress:
         self.total = total
         self.number = 0
         self.label = ""
+        self.reused = 0
         self.tty = sys.stderr.isatty()
 
     def start(self, label: str) -> None:
@@ -156,6 +186,7 @@ class Progress:
 
     def end(self, outcome: str) -> None:
         """The running cell is over."""
+        self.reused += outcome.startswith("reused")
         # Off a terminal other cells may have written in between: the line says again which cell it is about.
         start = "\r\x1b[K" if self.tty else ""
         self._write(f"{start}  [{self.number}/{self.total}] {self.label}: {outcome}", "\n")
@@ -184,7 +215,7 @@ def job(cfg: "DictConfig") -> str:
     from hydra.core.hydra_config import HydraConfig
 
     from attnrepro.app.precheck import resolve
-    from attnrepro.app.run import CellFailed, run_cell
+    from attnrepro.app.run import CellFailed, label, run_cell
     from attnrepro.config import typed
 
     overrides = list(HydraConfig.get().overrides.task)

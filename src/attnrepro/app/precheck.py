@@ -3,17 +3,22 @@
 import contextlib
 import copy
 import difflib
+import functools
 import io
 import logging
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -23,9 +28,9 @@ from attnrepro.codeversion import code_version
 from attnrepro.config import BadInput, Cell, Config, digest, make_cell, typed
 from attnrepro.results.store import Record, Store
 
-# One value a command: these choose the grid itself (Hydra silently drops or reuses grids when they are swept) or
-# where all of its cells go.
-NOT_SWEPT = ("experiment", "scale", "results", "stale")
+# One value a command: these choose the grid itself (Hydra silently drops or reuses grids when they are swept), or how
+# and where its cells go, which is no part of a cell's key.
+NOT_SWEPT = re.compile(r"experiment|scale|results|stale|trainer|trainer\.accelerator|tracking(\..*)?|hydra[./].*")
 
 
 @dataclass
@@ -83,13 +88,16 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
         overrides = _parse(parser, arguments)
         sweeps = [o for o in overrides if o.is_sweep_override()]
         for override in sweeps:
-            if override.key_or_group in NOT_SWEPT:
+            if NOT_SWEPT.fullmatch(override.key_or_group):
                 raise BadInput(
-                    f"{override.key_or_group} cannot be swept, because it decides what grid there is or where it goes:"
+                    f"{override.key_or_group} cannot be swept, because it is no part of what a cell measures:"
                     " run one command for each value"
                 )
-        base = [o for o in overrides if _is_group(o) and not o.is_sweep_override() and not _of_hydra(o)]
-        scale = _scale(overrides, base)
+        base = [o for o in overrides if _chooses(o) and not o.is_sweep_override() and not _of_hydra(o)]
+        for override in overrides:
+            if _chooses(override):
+                _check_choice(override)
+        scale = _scale(overrides)
         fixed = [o.input_line or "" for o in base] + [f"scale={scale}"]
         plugins = [o.input_line or "" for o in overrides if o.key_or_group.startswith("hydra/")]
         frame = _compose([*fixed, *plugins], with_hydra=True)
@@ -99,6 +107,7 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
         values = [o for o in overrides if o not in base and o.key_or_group != "scale"]
         _check_keys(frame, values)
         hydra_values = [o for o in values if _of_hydra(o)]
+        _check_hydra(hydra_values, [*fixed, *plugins])
         values = [o for o in values if o not in hydra_values]
         mode = _mode(frame, hydra_values, multirun)
         if mode == "RUN" and any(o.is_sweep_override() for o in values):
@@ -111,7 +120,18 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
         plan.hydra_overrides = [
             o.input_line or "" for o in hydra_values if not o.key_or_group.startswith(("hydra.mode", "hydra.sweeper"))
         ]
+        if plan.to_run:
+            _check_results(plan.store.root)
         return plan
+
+
+def _check_results(root: Path) -> None:
+    """Say before any work that its results could not be written; creates nothing."""
+    present = next(path for path in (root, *root.parents) if path.exists())
+    if not present.is_dir():
+        raise BadInput(f"results={root}: {present} is not a folder")
+    if not os.access(present, os.W_OK | os.X_OK):
+        raise BadInput(f"results={root}: {present} cannot be written to")
 
 
 @contextlib.contextmanager
@@ -131,8 +151,14 @@ def _parse(parser: OverridesParser, arguments: Sequence[str]) -> list[Override]:
         except HydraException as error:
             raise BadInput(f"{argument!r} is not a setting of the form key=value") from error
         key = override.key_or_group
+        if not key:
+            raise BadInput(f"{argument!r} is not a setting of the form key=value")
+        if key == "table":
+            raise BadInput(f"{argument}: a table is chosen with experiment=<table>")
         if _of_hydra(override):
-            parsed[argument] = override
+            if key.startswith(("hydra.sweeper", "hydra/sweeper")):
+                raise BadInput(f"{argument}: a grid is changed by its keys themselves, as in params.<key>=1,2,3")
+            parsed[key] = override
             continue
         if override.is_delete():
             raise BadInput(f"{argument}: keys cannot be removed, a cell needs all of them")
@@ -146,12 +172,40 @@ def _of_hydra(override: Override) -> bool:
     return override.key_or_group.startswith(("hydra.", "hydra/"))
 
 
-def _is_group(override: Override) -> bool:
-    loader = GlobalHydra.instance().config_loader()
-    return bool(loader.get_group_options(override.key_or_group))
+# Where Hydra takes keys of any name.
+OPEN = ("hydra.job.env_set.", "hydra.launcher.", "hydra.job_logging.", "hydra.hydra_logging.")
 
 
-def _scale(overrides: Sequence[Override], base: Sequence[Override]) -> str:
+def _check_hydra(overrides: Sequence[Override], base: Sequence[str]) -> None:
+    """Hydra's own keys must be there and take their values; they are composed here as they will be for the jobs."""
+    values = [o for o in overrides if o.key_or_group.startswith("hydra.") and o.key_or_group != "hydra.mode"]
+    for override in values:
+        key, written = override.key_or_group, override.input_line or ""
+        if key == "hydra.job.chdir":
+            raise BadInput(f"{written}: a relative results= would move with the working directory of the jobs")
+        if override.is_add() and not override.is_force_add() and not key.startswith(OPEN):
+            raise BadInput(f"{written}: nothing can be added there; write {key}=... to change the key {key}")
+    if values:
+        _compose([*base, *(o.input_line or "" for o in values)], with_hydra=True)
+
+
+def _chooses(override: Override) -> bool:
+    """Whether an override chooses a configuration file; a mapping given to a group sets its keys."""
+    return _names_group(override.key_or_group) and not isinstance(override.value(), dict)
+
+
+def _check_choice(override: Override) -> None:
+    group, value = override.key_or_group, override.value()
+    options = GlobalHydra.instance().config_loader().get_group_options(group)
+    if not isinstance(value, str) or value not in options:
+        written = (override.input_line or "").partition("=")[2]
+        near = difflib.get_close_matches(written, options, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        what = "table" if group == "experiment" else group
+        raise BadInput(f"{group}={written}: there is no such {what}; {hint}choices: {', '.join(options)}")
+
+
+def _scale(overrides: Sequence[Override]) -> str:
     """The scale by name: ``auto`` is resolved here, before any key is made from it."""
     chosen = [str(o.value()) for o in overrides if o.key_or_group == "scale"]
     scale = chosen[0] if chosen else "auto"
@@ -159,23 +213,17 @@ def _scale(overrides: Sequence[Override], base: Sequence[Override]) -> str:
         if scale not in ("smoke", "cpu", "full"):
             raise BadInput(f"scale={scale} must be one of auto, smoke, cpu, full")
         return scale
-    trainer = next((str(o.value()) for o in base if o.key_or_group == "trainer"), "auto")
-    return "full" if trainer != "cpu" and environment.cuda_device() else "cpu"
+    wanted = {o.key_or_group: str(o.value()) for o in overrides if not o.is_sweep_override()}
+    accelerator = wanted.get("trainer.accelerator") or wanted.get("trainer", "auto")
+    return "full" if accelerator != "cpu" and environment.cuda_device() else "cpu"
 
 
 def _compose(overrides: Sequence[str], *, with_hydra: bool) -> DictConfig:
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             return compose(config_name="config", overrides=list(overrides), return_hydra_config=with_hydra)
-    except MissingConfigException as error:
-        group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        options = list(error.options or [])
-        near = difflib.get_close_matches(name, options, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        what = "table" if group == "experiment" else group
-        raise BadInput(f"{group}={name}: there is no such {what}; {hint}choices: {', '.join(options)}") from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise BadInput(str(error).split("\n")[0]) from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as error:
+        raise BadInput(f"{' '.join(overrides)}: {str(error).strip().splitlines()[0]}") from error
 
 
 def _flat(node: Any, prefix: str = "") -> list[str]:
@@ -191,7 +239,7 @@ def _check_keys(frame: DictConfig, values: Sequence[Override]) -> None:
     known = _flat(frame)
     for override in values:
         key = override.key_or_group
-        if key in known or _is_group(override) or (key.startswith("hydra.") and override.is_add()):
+        if key in known or _names_group(key) or (key.startswith("hydra.") and override.is_add()):
             continue
         last = {name.rsplit(".", 1)[-1]: name for name in known}
         near = difflib.get_close_matches(key, known, n=1) or [
@@ -207,6 +255,8 @@ def _check_keys(frame: DictConfig, values: Sequence[Override]) -> None:
 
 def _mode(frame: DictConfig, hydra_values: Sequence[Override], multirun: bool) -> str:
     for override in hydra_values:
+        if override.key_or_group == "hydra.mode" and override.is_sweep_override():
+            raise BadInput("hydra.mode must be RUN or MULTIRUN, one of them")
         if override.key_or_group == "hydra.mode":
             mode = str(override.value()).upper()
             if mode not in ("RUN", "MULTIRUN"):
@@ -241,16 +291,19 @@ def _check_cells(
     """Type every cell. One composition serves all points that choose the same groups."""
     frames: dict[tuple[str, ...], DictConfig] = {}
     plan: Plan | None = None
+    keys: set[str] = set()
+    is_group = functools.cache(_names_group)  # Hydra looks through its folders at every question
+    swept = {s.key for point in points for s in point if s not in points[0]}
     for point in points:
-        groups = tuple(s.text for s in point if _names_group(s.key))
+        groups = tuple(s.text for s in point if is_group(s.key) and not isinstance(s.value, dict))
         if groups not in frames:
             frames[groups] = _compose([*fixed, *groups], with_hydra=False)
         cfg = copy.deepcopy(frames[groups])
         with open_dict(cfg):
             for setting in point:
                 if setting.text not in groups:
-                    OmegaConf.update(cfg, setting.key, setting.value, merge=False, force_add=True)
-        where = ", ".join(s.text for s in point) if len(points) > 1 else ""
+                    OmegaConf.update(cfg, setting.key, setting.value, merge=True, force_add=True)  # as Hydra does
+        where = ", ".join(s.text for s in point if s.key in swept)
         try:
             config = typed(cfg)
             cell, store = resolve(config, check_inputs=check_inputs)
@@ -259,8 +312,9 @@ def _check_cells(
             raise BadInput(f"{error}{shown}") from error
         if plan is None:
             plan = Plan(config.table, config, store, cell.accelerator)
-        if any(cell.key == other.cell.key for other in plan.cells):
+        if cell.key in keys:
             continue
+        keys.add(cell.key)
         texts = [*fixed, *(s.text for s in point)]
         record = plan.store.find(cell.table, cell.key)
         plan.cells.append(Planned(cell, config, texts, record, code_version(cell.table)))
@@ -276,6 +330,8 @@ def _names_group(key: str) -> bool:
 def resolve(config: Config, *, check_inputs: bool = True) -> tuple[Cell, Store]:
     """The cell that a typed configuration means on this machine, and the store it is recorded in."""
     accelerator = _accelerator(config)
+    if config.results == "":  # results=$UNSET must not mean results/ of the repository
+        raise BadInput("results= is empty: name a folder or leave it out")
     store = Store(paths.results_dir(config.results))
     hardware = f"{environment.device_name(accelerator)}|{environment.processor()}"
     inputs = _inputs_digest(store, config) if check_inputs else ""
@@ -285,12 +341,12 @@ def resolve(config: Config, *, check_inputs: bool = True) -> tuple[Cell, Store]:
 def _accelerator(config: Config) -> str:
     """``cpu`` or ``cuda``. Raises ``BadInput`` when a GPU is asked for and there is none."""
     wanted = config.trainer.accelerator
-    if wanted == "cpu":
-        return "cpu"
-    if environment.cuda_device():
+    if wanted != "cpu" and environment.cuda_device():
         return "cuda"
     if wanted == "gpu":
         raise BadInput("trainer.accelerator=gpu: no CUDA device can be used here; choose trainer=cpu or trainer=auto")
+    if config.trainer.precision == "16-mixed":
+        raise BadInput("trainer.precision=16-mixed exists on a GPU only: on the CPU choose bf16-mixed or 32-true")
     return "cpu"
 
 
@@ -302,13 +358,13 @@ def _inputs_digest(store: Store, config: Config) -> str:
     for need in config.needs:
         if need not in paths.table_names():
             raise BadInput(f"needs={need}: there is no such table; choices: {', '.join(paths.table_names())}")
-        records = [r for r in store.finished(need) if r.config["scale"] == config.scale]
+        records = [r for r in store.finished(need) if r.science["scale"] == config.scale]
         if not records:
             raise BadInput(
                 f"{config.table} reads the rows of {need}, and there are none at scale {config.scale}:"
                 f" make reproduce TABLE={config.table} runs both in order"
             )
-        found[need] = [str(record.done["rows_sha256"]) for record in records]
+        found[need] = [str(record.done["sha256"]["rows.csv"]) for record in records]
     return digest(found)
 
 

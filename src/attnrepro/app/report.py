@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnrepro import paths
-from attnrepro.app.gather import COLUMNS, REPORTED, Group, grid, groups
+from attnrepro.app.gather import REPORTED, Group, grid, groups
 from attnrepro.config import digest, load_yaml, table_module
 from attnrepro.results import verdicts
 from attnrepro.results.published import PublishedLine, load_published
-from attnrepro.results.rows import text
+from attnrepro.results.rows import TABLE_COLUMNS, text
 from attnrepro.results.store import Store, write_text
 from attnrepro.results.verdicts import Case, Estimate, MonteCarloCheck
 
@@ -46,7 +46,7 @@ class TableReport:
         """``results/tables/<table>.csv``."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        columns = [*self.axes, *COLUMNS]
+        columns = [*self.axes, *TABLE_COLUMNS]
         writer.writerow(columns)
         for line in self.lines:
             writer.writerow([_cell(line.get(column)) for column in columns])
@@ -423,7 +423,12 @@ def build(
     """Write tables, report, README block and dashboard under ``root``; files that are right stay untouched."""
     store = Store(root) if own else None
     raw = raw or root / "raw"
-    reports = [report_table(table, store, raw, scales) for table in paths.table_names()]
+    reports, problems = [], []
+    for table in paths.table_names():
+        try:
+            reports.append(report_table(table, store, raw, scales))
+        except (OSError, ValueError, KeyError) as error:  # a damaged file of one table must not hide the others
+            problems.append(f"{table}: {type(error).__name__}: {error}")
     for report in reports:
         write_text(root / "tables" / f"{report.name}.csv", report.csv)
     write_text(root / "REPORT.md", markdown(reports))
@@ -431,7 +436,7 @@ def build(
         write_text(readme, readme_block(reports, readme.read_text(encoding="utf-8")))
     if dashboard:
         build_dashboard(reports, root)
-    return Outcome(reports, [problem for report in reports for problem in report.problems])
+    return Outcome(reports, problems + [problem for report in reports for problem in report.problems])
 
 
 def build_dashboard(reports: Sequence[TableReport], root: Path) -> None:
@@ -457,10 +462,17 @@ def build_dashboard(reports: Sequence[TableReport], root: Path) -> None:
     write_text(mark, json.dumps(stamp) + "\n")
 
 
+def build_at(root: Path) -> Outcome:
+    """Build under ``root`` from its rows beside the committed reference; README changes only with its own results."""
+    repository = paths.repository()
+    raw = repository / "results" / "raw" if repository else root / "raw"
+    inside = repository is not None and root == repository / "results"
+    return build(root, raw=raw, readme=repository / "README.md" if repository and inside else None)
+
+
 def main() -> int:
     """``make tables``: rebuild everything that is generated; 1 when a table fails."""
-    repository = paths.repository()
-    outcome = build(paths.results_dir(), readme=repository / "README.md" if repository else None)
+    outcome = build_at(paths.results_dir())
     for problem in outcome.problems:
         print(f"FAILED {problem}", file=sys.stderr)
     for report in outcome.reports:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import shutil
@@ -10,14 +11,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from attnrepro import paths
 from attnrepro.app.main import BAD, FAILED, INTERRUPTED, OK, Progress, execute, failures, summary
-from attnrepro.app.precheck import Plan, Planned, make_plan, plan_text
+from attnrepro.app.precheck import Plan, make_plan, plan_text
 from attnrepro.app.predict import predict
 from attnrepro.app.report import about
 from attnrepro.app.run import say
@@ -31,12 +34,10 @@ PRELOAD = ["torch", "lightning", "torchmetrics", "hydra", "attnrepro.app.prechec
 
 @dataclass
 class Task:
-    """Cells of one table for one worker process."""
+    """Cells of one table for one worker process, checked and ready."""
 
-    table: str
-    arguments: list[str]
-    keys: list[str]
-    seconds: float
+    plan: Plan
+    seconds: float = 0.0
 
 
 @dataclass
@@ -73,7 +74,7 @@ class PipeProgress(Progress):
 
     def end(self, outcome: str) -> None:
         """The running cell is over."""
-        self._send("end", f"{self.label}: {outcome}")
+        self._send("end", outcome)
 
     def tell(self, sentence: str) -> None:
         """The runner has said it already, once for all workers."""
@@ -85,9 +86,7 @@ def work(task: Task, link: Connection) -> None:
     scratch = tempfile.mkdtemp(prefix="attnrepro-")
     os.environ["ATTNREPRO_SCRATCH"] = scratch
     try:
-        plan = make_plan(task.arguments)
-        plan.cells = [planned for planned in plan.cells if planned.cell.key in task.keys]
-        code = execute(plan, PipeProgress(link))
+        code = execute(task.plan, PipeProgress(link))
     except KeyboardInterrupt:
         code = INTERRUPTED
     finally:
@@ -149,21 +148,26 @@ def waves(tables: Sequence[str]) -> list[list[str]]:
     return result
 
 
-def split(plan: Plan, arguments: list[str], *, together: bool) -> list[Task]:
+def split(plan: Plan, *, together: bool) -> list[Task]:
     """A plan's open cells as tasks, long cells alone and short ones together."""
+
+    def task() -> Task:
+        return Task(dataclasses.replace(plan, cells=[], one_cell=False))
+
     tasks: list[Task] = []
-    short = Task(plan.table, arguments, [], 0.0)
+    short = task()
     cells = sorted(((predict(p) or SHORT, p) for p in plan.to_run), key=lambda item: -item[0])
     for seconds, planned in cells:
-        if seconds >= SHORT and not together:
-            tasks.append(Task(plan.table, arguments, [planned.cell.key], seconds))
-            continue
-        if short.keys and short.seconds + seconds > 2 * SHORT and not together:
-            tasks.append(short)
-            short = Task(plan.table, arguments, [], 0.0)
-        short.keys.append(planned.cell.key)
-        short.seconds += seconds
-    return tasks + [short] * bool(short.keys)
+        alone = seconds >= SHORT and not together
+        full = bool(short.plan.cells) and short.seconds + seconds > 2 * SHORT and not together
+        if alone or full:
+            tasks.append(task() if alone else short)
+        if full and not alone:
+            short = task()
+        chosen = tasks[-1] if alone else short
+        chosen.plan.cells.append(planned)
+        chosen.seconds += seconds
+    return tasks + [short] * bool(short.plan.cells)
 
 
 class Runner:
@@ -179,6 +183,8 @@ class Runner:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOAD)
         self.said = time.monotonic()
+        # Cells that another run finished while ours waited for them.
+        self.reused: Counter[str] = Counter()
 
     def run(self, tasks: Iterable[Task]) -> None:
         """Run all tasks, the longest first."""
@@ -188,14 +194,20 @@ class Runner:
                 while queue and len(self.workers) < self.jobs:
                     self._start(queue.pop(0))
                 self._listen()
-        except KeyboardInterrupt:
+        except BaseException:
             self.stop()
             raise
 
     def _start(self, task: Task) -> None:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=work, args=(task, theirs), daemon=False)
-        process.start()
+        # Ctrl-C goes to the whole group of processes: the runner alone takes it and ends its workers in order. The
+        # blocked signal is inherited, and one that comes meanwhile is kept for the runner.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.workers.append(Worker(process, ours, task))
 
@@ -214,8 +226,9 @@ class Runner:
                 worker.share = value
             elif kind == "end":
                 self.finished += 1
-                worker.share = 0.0
-                self._line(f"  [{self.finished}/{self.total}] {value}")
+                self.reused[worker.task.plan.table] += value.startswith("reused")
+                self._line(f"  [{self.finished}/{self.total}] {worker.label}: {value}")
+                worker.label, worker.share = "", 0.0
         self._status()
 
     def _ended(self, worker: Worker) -> None:
@@ -224,7 +237,7 @@ class Runner:
         self.workers.remove(worker)
         self.left -= worker.task.seconds
         if worker.process.exitcode not in (OK, FAILED):
-            self._line(f"  a worker of {worker.task.table} ended with code {worker.process.exitcode}")
+            self._line(f"  a worker of {worker.task.plan.table} ended with code {worker.process.exitcode}")
 
     def _line(self, text: str) -> None:
         say(f"\r\x1b[K{text}" if self.tty else text)
@@ -262,20 +275,19 @@ def reproduce(tables: Sequence[str], overrides: Sequence[str], *, jobs: int | No
     ordered = in_order(tables or paths.table_names())
     started = time.monotonic()
     # Every table is checked before the first one starts; a table that needs rows can only be checked in part.
-    for table in ordered:
-        make_plan([f"experiment={table}", *overrides], check_inputs=False)
+    checked = {table: make_plan([f"experiment={table}", *overrides], check_inputs=False) for table in ordered}
     closing: list[str] = []
     code = OK
     try:
         for wave in waves(ordered):
-            code = max(code, _wave(wave, overrides, jobs, closing, dry_run=dry_run))
+            code = max(code, _wave([checked[table] for table in wave], overrides, jobs, closing, dry_run=dry_run))
     except KeyboardInterrupt:
         say("\ninterrupted; finished cells are kept and the next run goes on from them")
         code = INTERRUPTED
     if dry_run:
         return code
     if code != INTERRUPTED:
-        code = max(code, _reports(make_plan([f"experiment={ordered[0]}", *overrides], check_inputs=False)))
+        code = max(code, _reports(checked[ordered[0]].store.root))
     for line in closing:
         say(line)
     say(f"{'done' if code == OK else 'ended with exit code ' + str(code)} in {time.monotonic() - started:.1f} s")
@@ -283,46 +295,50 @@ def reproduce(tables: Sequence[str], overrides: Sequence[str], *, jobs: int | No
 
 
 def _wave(
-    tables: Sequence[str], overrides: Sequence[str], jobs: int | None, closing: list[str], *, dry_run: bool
+    checked: Sequence[Plan], overrides: Sequence[str], jobs: int | None, closing: list[str], *, dry_run: bool
 ) -> int:
-    arguments = {table: [f"experiment={table}", *overrides] for table in tables}
-    plans: dict[str, Plan] = {}
-    for table in tables:
+    plans: list[Plan] = []
+    failed = False
+    for plan in checked:
         try:
-            plans[table] = make_plan(arguments[table])
+            # The key of a table that reads rows is known only now that they are there.
+            arguments = [f"experiment={plan.table}", *overrides]
+            plans.append(make_plan(arguments) if plan.config.needs else plan)
         except BadInput as error:  # what it needs did not come about
-            if not dry_run:
-                closing.append(f"{table}: not run, {error}")
-                return FAILED
-            plans[table] = make_plan(arguments[table], check_inputs=False)
+            plans += [plan] * dry_run
+            closing += [f"{plan.table}: not run, {error}"] * (not dry_run)
+            failed = not dry_run
     if dry_run:
-        for plan in plans.values():
+        for plan in plans:
             print(plan_text(plan, [predict(planned) for planned in plan.cells]))
         return OK
-    to_run: dict[str, list[Planned]] = {table: plan.to_run for table, plan in plans.items()}
+    to_run = {plan.table: plan.to_run for plan in plans}
     total = sum(map(len, to_run.values()))
+    runner: Runner | None = None
     try:
         if total:
-            timing = any(plan.config.timing for plan in plans.values())
-            tasks = [t for table, plan in plans.items() for t in split(plan, arguments[table], together=timing)]
-            workers = jobs or (1 if timing or _on_gpu(plans.values()) else len(os.sched_getaffinity(0)))
+            timing = any(plan.config.timing for plan in plans)
+            tasks = [task for plan in plans for task in split(plan, together=timing)]
+            workers = jobs or (1 if timing or any(plan.accelerator == "cuda" for plan in plans) else _cores())
             seconds = sum(task.seconds for task in tasks)
             say(
-                f"{', '.join(tables)}: {total} cells to run on {min(workers, len(tasks))} worker(s),"
+                f"{', '.join(to_run)}: {total} cells to run on {min(workers, len(tasks))} worker(s),"
                 f" about {max(seconds / workers, max(t.seconds for t in tasks)):.0f} s"
             )
-            _say_tracking(plans.values())
-            Runner(workers, total, seconds).run(tasks)
+            _say_tracking(plans)
+            runner = Runner(workers, total, seconds)
+            runner.run(tasks)
     finally:
-        closing += [
-            line for t, plan in plans.items() for line in (summary(plan, to_run[t]), *failures(plan, to_run[t]))
-        ]
-    done = all(plan.is_done(p) for table, plan in plans.items() for p in to_run[table])
-    return OK if done else FAILED
+        for plan in plans:
+            elsewhere = runner.reused[plan.table] if runner else 0
+            closing += [summary(plan, to_run[plan.table], elsewhere), *failures(plan, to_run[plan.table])]
+    done = all(plan.is_done(p) for plan in plans for p in to_run[plan.table])
+    return OK if done and not failed else FAILED
 
 
-def _on_gpu(plans: Iterable[Plan]) -> bool:
-    return any(plan.accelerator == "cuda" for plan in plans)
+def _cores() -> int:
+    """Cores this process may use; not every system can say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _say_tracking(plans: Iterable[Plan]) -> None:
@@ -332,17 +348,14 @@ def _say_tracking(plans: Iterable[Plan]) -> None:
         say(reason)
 
 
-def _reports(plan: Plan) -> int:
+def _reports(root: Path) -> int:
     from attnrepro.app import report
 
-    root = plan.store.root
-    repository = paths.repository()
-    inside = repository is not None and root == repository / "results"
-    outcome = report.build(
-        root,
-        raw=repository / "results" / "raw" if repository else None,
-        readme=repository / "README.md" if inside and repository else None,
-    )
+    try:
+        outcome = report.build_at(root)
+    except OSError as error:
+        say(f"FAILED tables and reports could not be written: {error}")
+        return FAILED
     for problem in outcome.problems:
         say(f"FAILED {problem}")
     say(f"tables, REPORT.md and dashboard.html are in {root}")

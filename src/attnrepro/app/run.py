@@ -11,11 +11,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from attnrepro import environment, paths
 from attnrepro.app import tracking
@@ -36,6 +34,12 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def label(overrides: Sequence[str]) -> str:
+    """What sets a cell apart from the others of its command, for people."""
+    common = ("experiment=", "scale=", "results=", "tracking", "stale=", "trainer=")
+    return " ".join(o for o in overrides if not o.startswith(common)) or "default"
+
+
 def run_cell(
     config: Config,
     cell: Cell,
@@ -50,6 +54,21 @@ def run_cell(
     Raises ``CellFailed`` after recording the traceback. Interruption passes through; nothing half-written stays.
     """
     code = code_version(cell.table)
+    try:
+        return _locked(config, cell, store, code, overrides, report, tell)
+    except OSError as error:  # the folder of results cannot be written: no lock, and no log either
+        raise CellFailed(f"{cell.table} {cell.key}: {_first_line(error)}") from error
+
+
+def _locked(
+    config: Config,
+    cell: Cell,
+    store: Store,
+    code: str,
+    overrides: list[str],
+    report: Callable[[float], None] | None,
+    tell: Say,
+) -> str:
     with store.lock(cell.table, cell.key, on_wait=lambda: tell(f"{cell.table} {cell.key}: waiting for another run")):
         # Another process may have finished it while this one waited.
         record = store.find(cell.table, cell.key)
@@ -121,13 +140,12 @@ def _measure(
     started = time.perf_counter()
     if config.tracking.mode == "auto":
         tell_once(tracking.resolve_mode(config.tracking)[1], tell)
-    name = " ".join(o for o in overrides if not o.startswith(("experiment=", "scale="))) or "default"
     with tracking.track(
         config.tracking,
         root=store.root,
         run_id=f"{cell.key}{_attempt(cell, code)}",
         table=cell.table,
-        name=name,
+        name=_private(label(overrides)),
         job_type="measure",
         tags=[f"document {config.document}", f"scale {cell.scale}"],
         config={**cell.science(), "key": cell.key, "code": code},
@@ -151,7 +169,7 @@ def _measure(
         }
     return {
         "rows.csv": content,
-        "config.yaml": OmegaConf.to_yaml(OmegaConf.create(cell.science()), sort_keys=True),
+        "config.yaml": to_json(cell.science()),
         "run.json": to_json(run),
     }
 
@@ -242,7 +260,7 @@ def _attempt(cell: Cell, code: str) -> str:
 
 def _private(override: str) -> str:
     """An override without the user's home folder in it."""
-    home = str(Path.home())
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none
     return override.replace(home, "~") if len(home) > 1 else override
 
 

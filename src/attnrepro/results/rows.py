@@ -9,6 +9,11 @@ from pathlib import Path
 
 HEAD = ("key", "scale", "source", "seed")
 TAIL = ("quantity", "statistic", "unit", "n", "sd", "value", "status")
+# Columns of results/tables/<table>.csv, after its axes.
+TABLE_COLUMNS = (
+    *("variant", "environment", "scale", "quantity", "statistic", "unit", "n", "n_failed", "estimate", "sd"),
+    *("ci_low", "ci_high", "theory", "published", "claim", "class", "p", "verdict", "stale", "note"),
+)
 SOURCES = ("measured", "theory")
 STATISTICS = (
     "value",
