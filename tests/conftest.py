@@ -30,11 +30,9 @@ def own_copy(tmp_path: Path) -> Copy:
 
 
 @pytest.fixture
-def inside(
-    own_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Inside]:
+def inside(own_copy: Copy, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Inside]:
     """This process as if the package lay in `own_copy`."""
-    yield from run_inside(own_copy, tmp_path / "results", monkeypatch, capfd)
+    yield from run_inside(own_copy, monkeypatch, capfd)
 
 
 @pytest.fixture

@@ -142,13 +142,14 @@ class Cell:
 
     def science(self) -> dict[str, object]:
         """The part of the configuration that can change the rows, as plain data."""
-        return {
+        science: dict[str, object] = {
             "table": self.table,
             "scale": self.scale,
             "seeds": list(self.seeds),
             "params": plain(self.params),
             "precision": self.precision,
         }
+        return {**science, "threads": self.threads} if self.timing else science
 
 
 def plain(params: object) -> dict[str, object]:
@@ -319,7 +320,7 @@ def make_cell(config: Config, *, accelerator: str, hardware: str, inputs: str = 
     )
     identity = cell.science()
     if config.timing:
-        identity["hardware"] = [hardware, config.trainer.threads]
+        identity["hardware"] = hardware
     if inputs:
         identity["inputs"] = inputs
     return dataclasses.replace(cell, key=digest(identity)[:12])

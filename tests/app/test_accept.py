@@ -21,7 +21,7 @@ def accept(inside: Inside, table: str = "toy") -> list[str]:
     from attnrepro.results.store import Store
 
     inside.refresh()
-    return accept(table, Store(inside.results))
+    return accept(table, Store(inside.results), inside.results / "raw")
 
 
 def here() -> str:
@@ -130,7 +130,7 @@ def test_cells_merge_with_the_reference_of_their_own_environment(inside: Inside)
 
 
 def point_of(item: tuple[str, Path]) -> str:
-    return next(line for line in (item[1] / "config.yaml").read_text().splitlines() if "point:" in line)
+    return str(json.loads((item[1] / "config.yaml").read_text())["params"]["point"])
 
 
 @pytest.mark.slow

@@ -289,7 +289,7 @@ def test_a_rerun_that_fails_keeps_what_was_there_and_says_that_it_failed(inside:
     rerun = inside.attnrepro("experiment=toy", "scale=cpu", "params.point=1,2", "stale=rerun")
     assert rerun.code == 1
     assert "toy: 1 ran, 0 reused, 1 failed or not run" in rerun.err
-    assert "params.point=2 stale=rerun: failed RuntimeError: point 2 fails as asked" in rerun.err
+    assert "params.point=2: failed RuntimeError: point 2 fails as asked" in rerun.err
     assert rows_of(inside.results, "toy") == before, "point 1 came out the same, point 2 is the old one"
     inside.build()
     assert [(r["point"], r["stale"]) for r in inside.table() if r["n"] != "0"] == [("1", "false"), ("2", "true")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from attnrepro.app import reproduce
+from attnrepro.app.precheck import Plan
 from attnrepro.config import BadInput
 
 from .toy import (
@@ -90,9 +92,8 @@ def test_a_need_that_is_not_asked_for_holds_up_nothing(tables: Tables) -> None:
 
 def plan_of(*seconds: float | None) -> Any:
     """A plan whose open cells take so long."""
-    return SimpleNamespace(
-        table="t", to_run=[SimpleNamespace(cell=SimpleNamespace(key=f"k{i}"), guess=s) for i, s in enumerate(seconds)]
-    )
+    cells = [SimpleNamespace(cell=SimpleNamespace(key=f"k{i}"), guess=s, to_run=True) for i, s in enumerate(seconds)]
+    return Plan("t", None, None, "cpu", cells)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -101,23 +102,27 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+def keys_of(task: reproduce.Task) -> list[str]:
+    return [planned.cell.key for planned in task.plan.cells]
+
+
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize(
     "seconds", [(), (1.0,), (100.0,), (1.0, 100.0, 2.0), (4.0,) * 7, (None, None, 6.0), (4.9, 5.0, 5.1)]
 )
 def test_tasks_hold_every_open_cell_once(seconds: tuple[float | None, ...], together: bool) -> None:
-    tasks = reproduce.split(plan_of(*seconds), ["experiment=t"], together=together)
-    keys = [key for task in tasks for key in task.keys]
+    tasks = reproduce.split(plan_of(*seconds), together=together)
+    keys = [key for task in tasks for key in keys_of(task)]
     assert sorted(keys) == [f"k{i}" for i in range(len(seconds))]
-    assert all(task.keys for task in tasks)
+    assert all(keys_of(task) for task in tasks)
     if together:
         assert len(tasks) <= 1
         return
     for task in tasks:
-        known = [seconds[int(key[1:])] or reproduce.SHORT for key in task.keys]
+        known = [seconds[int(key[1:])] or reproduce.SHORT for key in keys_of(task)]
         assert task.seconds == pytest.approx(sum(known))
-        assert len(task.keys) == 1 or (max(known) < reproduce.SHORT and sum(known) <= 2 * reproduce.SHORT)
+        assert len(keys_of(task)) == 1 or (max(known) < reproduce.SHORT and sum(known) <= 2 * reproduce.SHORT)
 
 
 # --- asked the wrong thing, or only asked ---
@@ -284,7 +289,9 @@ def test_two_runners_at_once_compute_each_cell_once(toy_copy: Copy, side: Side, 
     ended = [finish(runner) for runner in runners]
     assert [done.code for done in ended] == [0, 0], [done.err for done in ended]
     assert side.starts() == dict.fromkeys("123456", 1)
-    assert all("toy: 6 ran, 0 reused, 0 failed or not run" in done.err for done in ended)
+    counts = [re.search(r"toy: (\d) ran, (\d) reused, 0 failed or not run", done.err) for done in ended]
+    ran, reused = ([int(found[which]) for found in counts if found] for which in (1, 2))
+    assert sum(ran) == 6 and sum(reused) == 6, [done.err for done in ended]
     assert len(cells(results, "toy")) == 6
 
 

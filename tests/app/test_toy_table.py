@@ -253,7 +253,7 @@ def test_provenance_stands_beside_every_cell(inside: Inside) -> None:
         run
     )
     config = (folder / "config.yaml").read_text()
-    assert "n: 400" in config.replace("'", "")
+    assert '"n": 400' in config.replace("'", "")
     assert "${" not in config + json.dumps(run)
     assert key == folder.name
     assert socket.gethostname() not in config + json.dumps(run)

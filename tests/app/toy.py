@@ -640,19 +640,19 @@ class Inside:
                     member.cache_clear()
 
 
-def inside(copy: Copy, results: Path, monkeypatch: Any, capture: Any) -> Iterator[Inside]:
+def inside(copy: Copy, monkeypatch: Any, capture: Any) -> Iterator[Inside]:
     """Make this process run the tables of a copy until the end of a test."""
     from attnrepro import paths, tables
 
     saved = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ.clear()
-    os.environ.update(clean_environment() | {"ATTNREPRO_SCRATCH": str(results.parent / "scratch")})
+    os.environ.update(clean_environment() | {"ATTNREPRO_SCRATCH": str(copy.root.parent / "scratch")})
     monkeypatch.setattr(paths, "_REPOSITORY", copy.root)
     monkeypatch.setattr(tables, "__path__", [str(copy.root / "experiments")])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     try:
-        yield Inside(copy, results, capture)
+        yield Inside(copy, copy.root / "results", capture)
     finally:
         Inside.forget()
         for name in TABLES:

@@ -78,9 +78,7 @@ def test_two_keys_against_a_double_integral(head_dim: int, scaled: bool) -> None
 
     normaliser = 2 / math.sqrt(2 * math.pi) * 2 ** (1 - head_dim / 2) / math.gamma(head_dim / 2)
     ours = softmax_statistics(2, head_dim, scaled)
-    assert expectation(lambda p: -p * math.log(p) - (1 - p) * math.log1p(-p)) == pytest.approx(
-        ours.entropy, abs=1e-9
-    )
+    assert expectation(lambda p: -p * math.log(p) - (1 - p) * math.log1p(-p)) == pytest.approx(ours.entropy, abs=1e-9)
     assert expectation(lambda p: 1 - p) == pytest.approx(ours.max_weight, abs=1e-9)
     assert expectation(lambda p: p**2 + (1 - p) ** 2) == pytest.approx(ours.sum_sq, abs=1e-9)
     assert expectation(lambda p: 4 * (p * (1 - p)) ** 2) == pytest.approx(ours.jacobian_sq, rel=1e-8)
@@ -208,9 +206,7 @@ def test_top_gap_at_sigma_eight(n_keys: int, probability: float, mean: float) ->
 
 def test_top_gap_of_two_keys_in_closed_form() -> None:
     """The gap is sqrt(2) sigma |z|; over the chi law with two degrees of freedom it is exponential."""
-    assert top_gap_probability(2, math.inf, True, 1.5) == pytest.approx(
-        2 * norm.sf(1.5 / math.sqrt(2)), abs=1e-12
-    )
+    assert top_gap_probability(2, math.inf, True, 1.5) == pytest.approx(2 * norm.sf(1.5 / math.sqrt(2)), abs=1e-12)
     for gap in (0.0, 0.1, 1.0, 7.0):
         assert top_gap_probability(2, 2, False, gap) == pytest.approx(math.exp(-gap / math.sqrt(2)), abs=1e-8)
     assert mean_top_gap(2, 2, False) == pytest.approx(math.sqrt(2), rel=1e-12)

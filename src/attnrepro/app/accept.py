@@ -8,23 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnrepro import paths
-from attnrepro.app.gather import REPORTED, CellRows, grid, own_cells, reference_cells
+from attnrepro.app.gather import REPORTED, CellRows, own_cells, reference_cells
+from attnrepro.app.precheck import own_grid
 from attnrepro.codeversion import code_version
 from attnrepro.config import BadInput, digest, table_module
 from attnrepro.results.rows import HEAD, TAIL
 from attnrepro.results.store import Store, to_json, write_text
 
 
-def accept(table: str, store: Store) -> list[str]:
-    """Copy the finished grid cells of a table into ``raw/<environment>/``; returns what changed, a line each.
+def accept(table: str, store: Store, raw: Path) -> list[str]:
+    """Copy the finished grid cells of a table into ``<raw>/<environment>/``; returns what changed, a line each.
 
     Cells off the table's own grid and of scale smoke stay yours. Reference cells that no longer belong to the
     grid of their scale are dropped.
     """
-    repository = paths.repository()
-    raw = repository / "results" / "raw" if repository else store.root / "raw"
     code = code_version(table)
-    order = {(scale, digest(science)): i for scale in REPORTED for i, science in enumerate(grid(table, scale))}
+    order = {(scale, digest(science)): i for scale in REPORTED for i, science in enumerate(own_grid(table, scale))}
     found = [cell for cell in own_cells(store, table, REPORTED) if (cell.scale, cell.identity) in order]
     own = [cell for cell in found if cell.code == code]
     said = [
@@ -33,10 +32,14 @@ def accept(table: str, store: Store) -> list[str]:
     for environment in sorted({cell.environment for cell in own}):
         old = {c.key: c for c in reference_cells(raw, table, REPORTED) if c.environment == environment}
         new = {c.key: c for c in old.values() if (c.scale, c.identity) in order}
-        new |= {c.key: c for c in own if c.environment == environment}
+        mine = {c.key: c for c in own if c.environment == environment}
+        asked = {c.identity for c in mine.values()}
+        new = {key: c for key, c in new.items() if c.identity not in asked} | mine
         for key in sorted(old.keys() | new.keys()):
             if key not in new:
-                said.append(f"{environment} {table} {key}: dropped, no longer on the grid")
+                said.append(
+                    f"{environment} {table} {key}: dropped, no longer on the grid or measured anew under another key"
+                )
             elif key not in old:
                 said.append(f"{environment} {table} {key}: new")
             elif list(old[key].rows) != list(new[key].rows):
@@ -63,6 +66,8 @@ def _write(raw: Path, environment: str, table: str, cells: Sequence[CellRows]) -
 def main(argv: Sequence[str]) -> int:
     """Accept the named tables, or all."""
     store = Store(paths.results_dir())
+    repository = paths.repository()
+    raw = (repository / "results" if repository else store.root) / "raw"
     known = paths.table_names()
     try:
         for name in argv:
@@ -71,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     except BadInput as error:
         print(f"accept: {error}", file=sys.stderr)
         return 2
-    said = [line for table in argv or known for line in accept(table, store)]
+    said = [line for table in argv or known for line in accept(table, store, raw)]
     print(
         "\n".join(said) if said else "nothing to accept: no finished cell differs from the reference",
         file=sys.stderr,

@@ -1,6 +1,5 @@
 """From recorded rows to estimates: which cells a table has, yours and the reference, and what they say together."""
 
-import functools
 import json
 import math
 import statistics
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnrepro import stats
-from attnrepro.app.precheck import make_plan
+from attnrepro.app.precheck import own_grid
 from attnrepro.codeversion import code_version
 from attnrepro.config import digest, table_module
 from attnrepro.results.rows import read_csv, text
@@ -69,10 +68,11 @@ def own_cells(store: Store, table: str, scales: Iterable[str]) -> list[CellRows]
             run = record.run
             rows = read_csv(record.rows_path)
             name = record.folder.name.removesuffix(".old")
-            found.append(
-                CellRows(name, run["environment"], science["scale"], record.code, science, rows, run, own=True)
-            )
-    return found
+            cell = CellRows(name, run["environment"], science["scale"], record.code, science, rows, run, own=True)
+            found.append((record.finished, cell))
+    # A table that reads rows has another key when they change: the latest cell stands for what was asked.
+    latest = {(cell.environment, cell.identity): cell for _, cell in sorted(found, key=lambda item: item[0])}
+    return list(latest.values())
 
 
 def reference_cells(raw: Path, table: str, scales: Iterable[str]) -> list[CellRows]:
@@ -101,21 +101,14 @@ def reference_cells(raw: Path, table: str, scales: Iterable[str]) -> list[CellRo
     return found
 
 
-@functools.cache
-def grid(table: str, scale: str) -> tuple[dict[str, Any], ...]:
-    """The scientific configuration of every cell of the table's own grid, in its order."""
-    plan = make_plan([f"experiment={table}", f"scale={scale}", "trainer=cpu"], check_inputs=False)
-    return tuple(planned.cell.science() for planned in plan.cells)
-
-
 def variant(science: Mapping[str, Any], axes: Sequence[str]) -> str:
     """Empty for a cell of the table's own grid, else what sets it apart from every cell of the grid."""
-    cells = grid(str(science["table"]), str(science["scale"]))
+    cells = own_grid(str(science["table"]), str(science["scale"]))
     if any(digest(cell) == digest(science) for cell in cells):
         return ""
     different = []
-    for name in ("seeds", "precision"):
-        if all(cell[name] != science[name] for cell in cells):
+    for name in ("seeds", "precision", "threads"):
+        if all(cell.get(name) != science.get(name) for cell in cells):
             different.append(f"{name}={_show(science[name])}")
     for name, value in science["params"].items():
         if all(cell["params"].get(name) != value for cell in cells) and name not in axes:
@@ -137,7 +130,7 @@ def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = R
     cells = own + [c for c in reference_cells(raw, table, scales) if (c.environment, c.key) not in seen]
     module = table_module(table)
     code = code_version(table)
-    order = {digest(cell): i for scale in scales for i, cell in enumerate(grid(table, scale))}
+    order = {digest(cell): i for scale in scales for i, cell in enumerate(own_grid(table, scale))}
     buckets: dict[tuple[str, str, str], list[CellRows]] = {}
     for cell in sorted(cells, key=lambda c: (order.get(c.identity, len(order)), c.key)):
         buckets.setdefault((variant(cell.science, module.AXES), cell.environment, cell.scale), []).append(cell)

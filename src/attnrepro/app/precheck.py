@@ -136,11 +136,17 @@ def _check_results(root: Path) -> None:
 
 @contextlib.contextmanager
 def _composer() -> Iterator[OverridesParser]:
-    """Hydra initialised on our configuration, quiet, and cleared afterwards."""
-    GlobalHydra.instance().clear()
+    """Hydra initialised on our configuration, quiet; afterwards it is as it was, also in the middle of its own loop."""
+    instance = GlobalHydra.instance()
+    before = instance.hydra
+    instance.clear()
     logging.getLogger("hydra").setLevel(logging.ERROR)
-    with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="attnrepro"):
-        yield OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    try:
+        with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="attnrepro"):
+            yield OverridesParser.create(config_loader=instance.config_loader())
+    finally:
+        instance.clear()
+        instance.hydra = before
 
 
 def _parse(parser: OverridesParser, arguments: Sequence[str]) -> list[Override]:
@@ -350,6 +356,19 @@ def _accelerator(config: Config) -> str:
     return "cpu"
 
 
+@functools.cache
+def own_grid(table: str, scale: str) -> tuple[dict[str, Any], ...]:
+    """The scientific configuration of every cell of the table's own grid, in its order."""
+    plan = make_plan([f"experiment={table}", f"scale={scale}", "trainer=cpu"], check_inputs=False)
+    return tuple(planned.cell.science() for planned in plan.cells)
+
+
+def rows_read(store: Store, table: str, scale: str) -> list[Record]:
+    """What a table that needs another one reads of it: the finished cells of its own grid at the same scale."""
+    grid_ = {digest(science) for science in own_grid(table, scale)}
+    return [record for record in store.finished(table) if digest(record.science) in grid_]
+
+
 def _inputs_digest(store: Store, config: Config) -> str:
     """Digest of the rows that a table with ``needs`` reads, part of its key."""
     if not config.needs:
@@ -358,7 +377,7 @@ def _inputs_digest(store: Store, config: Config) -> str:
     for need in config.needs:
         if need not in paths.table_names():
             raise BadInput(f"needs={need}: there is no such table; choices: {', '.join(paths.table_names())}")
-        records = [r for r in store.finished(need) if r.science["scale"] == config.scale]
+        records = rows_read(store, need, config.scale)
         if not records:
             raise BadInput(
                 f"{config.table} reads the rows of {need}, and there are none at scale {config.scale}:"

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnrepro import paths
-from attnrepro.app.gather import REPORTED, Group, grid, groups
+from attnrepro.app.gather import REPORTED, Group, groups
+from attnrepro.app.precheck import own_grid
 from attnrepro.config import digest, load_yaml, table_module
 from attnrepro.results import verdicts
 from attnrepro.results.published import PublishedLine, load_published
@@ -124,7 +125,7 @@ def report_table(table: str, store: Store | None, raw: Path, scales: Sequence[st
     candidates.sort(key=lambda g: (not g.own, -REPORTED.index(g.scale) if g.scale in REPORTED else 0, g.environment))
     if candidates:
         report.shown = candidates[0]
-        report.cells = len(grid(table, candidates[0].scale))
+        report.cells = len(own_grid(table, candidates[0].scale))
         answer = getattr(module, "answer", None)
         report.answer = answer(report.shown.frame()) if answer else ""
     return report
@@ -199,8 +200,9 @@ def _judged_lines(group: Group, module: Any, printed: Sequence[PublishedLine]) -
             protocols(one, frame) if protocols and frame is not None and one.klass in ("sampling", "single_run") else ()
         )
         theory = None if line is None or math.isnan(line["theory"]) else line["theory"]
+        ours = _estimate(line)
         reason = group.not_run or ("not run yet" if not group.lines else "its cell was not run")
-        cases.append(Case(one, theory, _estimate(line), tuple(options), not_run=reason))
+        cases.append(Case(one, theory, ours, tuple(options), not_run="" if ours else reason))
     judged: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for case, judgement in zip(cases, verdicts.judge(cases), strict=True):
         one = case.line

@@ -17,6 +17,7 @@ from typing import Any
 
 from attnrepro import environment, paths
 from attnrepro.app import tracking
+from attnrepro.app.precheck import rows_read
 from attnrepro.codeversion import code_version
 from attnrepro.config import Cell, Config, digest, table_module
 from attnrepro.results.rows import Row, text, to_csv
@@ -187,7 +188,7 @@ def tell_once(sentence: str, tell: Say) -> None:
 def _rows(cell: Cell, store: Store, logger: Any, report: Callable[[float], None] | None) -> list[Row]:
     measure = importlib.import_module(f"attnrepro.tables.{cell.table}.measure")
     if cell.kind == "derived":
-        inputs = {need: [r.rows_path for r in store.finished(need)] for need in cell.needs}
+        inputs = {need: [r.rows_path for r in rows_read(store, need, cell.scale)] for need in cell.needs}
         derived: list[Row] = measure.derive(cell, inputs)
         return derived
     from attnrepro.training.trainer import make_trainer
