@@ -37,9 +37,8 @@ def accept(table: str, store: Store, raw: Path) -> list[str]:
         new = {key: c for key, c in new.items() if c.identity not in asked} | mine
         for key in sorted(old.keys() | new.keys()):
             if key not in new:
-                said.append(
-                    f"{environment} {table} {key}: dropped, no longer on the grid or measured anew under another key"
-                )
+                why = "measured anew under another key" if old[key].identity in asked else "no longer on the grid"
+                said.append(f"{environment} {table} {key}: dropped, {why}")
             elif key not in old:
                 said.append(f"{environment} {table} {key}: new")
             elif list(old[key].rows) != list(new[key].rows):
