@@ -253,24 +253,32 @@ def test_a_timing_cell_at_another_number_of_threads_is_a_variant(inside: Inside)
 
 
 @pytest.mark.slow
-def test_a_derived_cell_gives_way_to_the_one_from_newer_rows(inside: Inside) -> None:
+def test_a_derived_cell_gives_way_to_the_one_from_the_rows_there_are(inside: Inside) -> None:
+    """Rows that change and change back: its table follows, and so does the reference."""
     add_table(inside.copy.root, "toy_derived")
-    inside.attnrepro("experiment=toy", "scale=cpu")
-    inside.attnrepro("experiment=toy_derived", "scale=cpu")
-    accept(inside, "toy_derived")
-    (old,) = cells(inside.results, "toy_derived")
-    inside.build()
-    before = inside.table("toy_derived")
-    inside.copy.edit("experiments/toy/measure.py", "float(all_of_them.mean())", "float(all_of_them.mean()) + 0.01")
-    inside.attnrepro("experiment=toy", "scale=cpu", "stale=rerun")
-    inside.attnrepro("experiment=toy_derived", "scale=cpu")
-    (new,) = set(cells(inside.results, "toy_derived")) - {old}
-    inside.build()
-    after = inside.table("toy_derived")
-    assert [r["n"] for r in after] == [r["n"] for r in before], "not pooled with what it replaces"
-    assert abs(float(after[0]["estimate"]) - float(before[0]["estimate"]) - 0.01) < 1e-6
-    accept(inside, "toy_derived")
-    assert {r["key"] for r in reference(inside, table="toy_derived")} == {new}
+
+    def shown() -> float:
+        """The value after toy and toy_derived ran with the code there is, and after it was accepted."""
+        assert inside.attnrepro("experiment=toy", "scale=cpu", "stale=rerun").code == 0
+        assert inside.attnrepro("experiment=toy_derived", "scale=cpu").code == 0
+        values = []
+        for own in (True, True, False):  # beside the older reference, beside its own, and the reference alone
+            inside.build(own=own)
+            (row,) = [r for r in inside.table("toy_derived") if r["quantity"] == "mean_level"]
+            assert row["n"] == "2400", "not pooled with what it replaces"
+            values.append(float(row["estimate"]))
+            accept(inside, "toy_derived")
+        assert values == values[:1] * 3
+        assert len({r["key"] for r in reference(inside, table="toy_derived")}) == 1
+        return values[0]
+
+    right, wrong = "float(all_of_them.mean())", "float(all_of_them.mean()) + 0.01"
+    first = shown()
+    inside.copy.edit("experiments/toy/measure.py", right, wrong)
+    assert shown() == pytest.approx(first + 0.01, abs=1e-6)
+    inside.copy.edit("experiments/toy/measure.py", wrong, right)
+    assert shown() == first
+    assert len(cells(inside.results, "toy_derived")) == 2, "the first one was reused"
 
 
 def test_the_command(own_copy: Copy, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from .test_tracking import leaves, read_run
-from .toy import NEEDS_PROC, Copy, Inside, Side, cells, finish, rows_of, snapshot, until, waits_for_a_cell
+from .toy import NEEDS_PROC, Copy, Inside, Side, cells, counted, finish, rows_of, snapshot, until, waits_for_a_cell
 
 TOY = ("attnrepro", "experiment=toy", "scale=smoke")
 
@@ -241,6 +241,9 @@ def test_two_sweeps_at_once_compute_each_cell_once(toy_copy: Copy, side: Side, t
     assert [done.code for done in ended] == [0, 0], [done.err for done in ended]
     assert side.starts() == dict.fromkeys("123456", 1)
     assert sum(done.err.count(": waiting for another run") for done in ended) >= 1
+    counts = [counted("toy", done.err) for done in ended]
+    assert [ran + reused for ran, reused, _ in counts] == [6, 6]
+    assert sum(ran for ran, _, _ in counts) == 6, "what the other one finished is reused, not run"
     assert len(cells(results, "toy")) == 6
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -26,6 +25,7 @@ from .toy import (
     add_table,
     cells,
     clean_environment,
+    counted,
     finish,
     rows_of,
     snapshot,
@@ -90,20 +90,18 @@ def test_a_need_that_is_not_asked_for_holds_up_nothing(tables: Tables) -> None:
     assert reproduce.waves(["b"]) == [["b"]]
 
 
-def plan_of(*seconds: float | None) -> Any:
-    """A plan whose open cells take so long."""
-    cells = [SimpleNamespace(cell=SimpleNamespace(key=f"k{i}"), guess=s, to_run=True) for i, s in enumerate(seconds)]
-    return Plan("t", None, None, "cpu", cells)  # type: ignore[arg-type]
+def plan_of(*seconds: float | None) -> Plan:
+    """A plan whose open cells take so long, and which has one that is done."""
+    nothing: Any = None
+    cells: list[Any] = [SimpleNamespace(name=i, guess=guess, to_run=True) for i, guess in enumerate(seconds)]
+    cells.insert(len(cells) // 2, SimpleNamespace(name="done", guess=50.0, to_run=False))
+    return Plan("t", config=nothing, store=nothing, accelerator="cpu", cells=cells)
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(reproduce, "predict", lambda planned: planned.guess)
     yield
-
-
-def keys_of(task: reproduce.Task) -> list[str]:
-    return [planned.cell.key for planned in task.plan.cells]
 
 
 @pytest.mark.usefixtures("known")
@@ -113,16 +111,16 @@ def keys_of(task: reproduce.Task) -> list[str]:
 )
 def test_tasks_hold_every_open_cell_once(seconds: tuple[float | None, ...], together: bool) -> None:
     tasks = reproduce.split(plan_of(*seconds), together=together)
-    keys = [key for task in tasks for key in keys_of(task)]
-    assert sorted(keys) == [f"k{i}" for i in range(len(seconds))]
-    assert all(keys_of(task) for task in tasks)
+    found: list[list[Any]] = [[cell.name for cell in task.plan.cells] for task in tasks]
+    assert sorted(name for names in found for name in names) == list(range(len(seconds)))
+    assert all(found)
     if together:
         assert len(tasks) <= 1
         return
-    for task in tasks:
-        known = [seconds[int(key[1:])] or reproduce.SHORT for key in keys_of(task)]
+    for task, names in zip(tasks, found, strict=True):
+        known = [seconds[name] or reproduce.SHORT for name in names]
         assert task.seconds == pytest.approx(sum(known))
-        assert len(keys_of(task)) == 1 or (max(known) < reproduce.SHORT and sum(known) <= 2 * reproduce.SHORT)
+        assert len(names) == 1 or (max(known) < reproduce.SHORT and sum(known) <= 2 * reproduce.SHORT)
 
 
 # --- asked the wrong thing, or only asked ---
@@ -289,9 +287,9 @@ def test_two_runners_at_once_compute_each_cell_once(toy_copy: Copy, side: Side, 
     ended = [finish(runner) for runner in runners]
     assert [done.code for done in ended] == [0, 0], [done.err for done in ended]
     assert side.starts() == dict.fromkeys("123456", 1)
-    counts = [re.search(r"toy: (\d) ran, (\d) reused, 0 failed or not run", done.err) for done in ended]
-    ran, reused = ([int(found[which]) for found in counts if found] for which in (1, 2))
-    assert sum(ran) == 6 and sum(reused) == 6, [done.err for done in ended]
+    counts = [counted("toy", done.err) for done in ended]
+    assert [ran + reused for ran, reused, _ in counts] == [6, 6]
+    assert sum(ran for ran, _, _ in counts) == 6, "what the other one finished is reused, not run"
     assert len(cells(results, "toy")) == 6
 
 

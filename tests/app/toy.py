@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import importlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -582,6 +583,13 @@ def waits_for_a_cell(results: Path) -> bool:
     inodes = {str(path.stat().st_ino) for path in (results / "runs").glob("*/*.lock")}
     lines = Path("/proc/locks").read_text().splitlines()
     return any("->" in line and line.split()[6].rsplit(":", 1)[1] in inodes for line in lines)
+
+
+def counted(table: str, err: str) -> tuple[int, int, int]:
+    """How many cells of a table ran, were reused, and failed or did not run, as the closing list says."""
+    (found,) = re.findall(rf"^{table}: (\d+) ran, (\d+) reused.*?, (\d+) failed or not run", err, re.MULTILINE)
+    ran, reused, failed = map(int, found)
+    return ran, reused, failed
 
 
 # --- this process in a copy ---
