@@ -214,6 +214,7 @@ def _judged_lines(group: Group, module: Any, printed: Sequence[PublishedLine]) -
             "p": math.nan if judgement.p is None else judgement.p,
             "verdict": str(judgement.verdict),
             "note": judgement.note if judgement.note in one.reason else f"{judgement.note}; {one.reason}",
+            "reason": one.reason,
         }
         place = judged.setdefault(_place(one, module), [])
         # Several claims may print the same number of the same thing: one line answers them all.
@@ -314,11 +315,9 @@ def _printed_table(report: TableReport) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for r in lines:
-        axes = ", ".join(f"{axis}={r[axis]}" for axis in report.axes if r[axis])
-        what = f"{r['quantity']} {r['statistic']}" + (f" ({axes})" if axes else "")
         stale = " (stale)" if r.get("stale") else ""
         out.append(
-            f"| {what} | {r['published'] or 'words'} | {_measured(r)} | {_short(r.get('theory'))} |"
+            f"| {_what(r, report)} | {r['published'] or 'words'} | {_measured(r)} | {_short(r.get('theory'))} |"
             f" {r['verdict']}{stale} |"
         )
     return out
@@ -349,7 +348,30 @@ def _overview(reports: Sequence[TableReport], prefix: str) -> list[str]:
             f"| [{report.name}]({prefix}{report.name}.csv) | {report.about['document']} |"
             f" {report.answer or 'not run yet'} | {words} |"
         )
-    return out
+    return out + _findings(reports)
+
+
+def _findings(reports: Sequence[TableReport]) -> list[str]:
+    """What does not hold, a line each: printed, measured, theory and why."""
+    wrong = (verdicts.Verdict.SOURCE_ERROR, verdicts.Verdict.DIFFERS, verdicts.Verdict.TREND_FAILS)
+    out: list[str] = []
+    for verdict in wrong:
+        for report in reports:
+            for r in report.lines:
+                if r.get("verdict") == verdict and report.shown is not None and _same_group(r, report.shown):
+                    theory = _short(r["theory"])
+                    printed = f"printed {r['published']}, " if r["published"] else ""
+                    exact = f", theory {theory}" if theory else ""
+                    out.append(
+                        f"- **{verdict}** `{r['claim']}`: {_what(r, report)}: {printed}measured {_measured(r)}{exact}."
+                        f" {r['reason'][:1].upper()}{r['reason'][1:]}."
+                    )
+    return ["", "What does not hold as printed:", "", *out] if out else []
+
+
+def _what(r: Mapping[str, Any], report: TableReport) -> str:
+    axes = ", ".join(f"{axis}={r[axis]}" for axis in report.axes if r[axis])
+    return f"{r['quantity']} {r['statistic']}" + (f" ({axes})" if axes else "")
 
 
 def readme_block(reports: Sequence[TableReport], readme: str) -> str:
