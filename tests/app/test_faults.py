@@ -360,6 +360,17 @@ def test_results_that_cannot_be_written_are_one_sentence(inside: Inside, tmp_pat
     assert runner.err.startswith(f"reproduce: results={inside.results}")
 
 
+def test_a_cell_whose_lock_cannot_be_written_fails_in_one_sentence(inside: Inside) -> None:
+    """As on a disk that is full to the last byte, which the precheck cannot see."""
+    (inside.results / "runs").mkdir()
+    (inside.results / "runs" / "toy").write_text("in the way")
+    done = inside.attnrepro("experiment=toy", "scale=smoke", "params.point=1,2")
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    assert done.err.count("FAILED toy") == 2
+    assert "toy: 0 ran, 0 reused, 2 failed or not run" in done.err
+
+
 def test_the_toy_commands_come_from_the_copy(toy_copy: Copy) -> None:
     """What all of this rests on: code and tables of the copy, not of this repository, are run."""
     done = toy_copy.run("attnrepro", "experiment=sqrt_d_entropy")

@@ -29,7 +29,9 @@ def here(
     toy_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Inside]:
     """This process as if the package lay in the copy with the toy tables; nothing of it is changed."""
-    yield from run_inside(toy_copy, tmp_path / "results", monkeypatch, capfd)
+    for made in run_inside(toy_copy, monkeypatch, capfd):
+        made.results = tmp_path / "results"
+        yield made
 
 
 @pytest.fixture

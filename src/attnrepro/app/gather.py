@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnrepro import stats
-from attnrepro.app.precheck import own_grid
+from attnrepro import paths, stats
+from attnrepro.app.precheck import inputs_digest, own_grid
 from attnrepro.codeversion import code_version
-from attnrepro.config import digest, table_module
+from attnrepro.config import BadInput, digest, load_yaml, table_module
 from attnrepro.results.rows import read_csv, text
 from attnrepro.results.store import Store
 
@@ -60,19 +60,25 @@ class Group:
 
 
 def own_cells(store: Store, table: str, scales: Iterable[str]) -> list[CellRows]:
-    """The user's finished cells."""
+    """The user's finished cells; of a table that reads rows, those made from the rows there are now."""
+    needs = load_yaml(paths.conf_dir() / "experiment" / f"{table}.yaml").get("needs") or []
     found = []
     for record in store.finished(table):
-        science = record.science
-        if science["scale"] in scales:
-            run = record.run
+        science, run = record.science, record.run
+        if science["scale"] in scales and run.get("inputs", "") == _inputs(store, table, needs, science["scale"]):
             rows = read_csv(record.rows_path)
             name = record.folder.name.removesuffix(".old")
-            cell = CellRows(name, run["environment"], science["scale"], record.code, science, rows, run, own=True)
-            found.append((record.finished, cell))
-    # A table that reads rows has another key when they change: the latest cell stands for what was asked.
-    latest = {(cell.environment, cell.identity): cell for _, cell in sorted(found, key=lambda item: item[0])}
-    return list(latest.values())
+            found.append(
+                CellRows(name, run["environment"], science["scale"], record.code, science, rows, run, own=True)
+            )
+    return found
+
+
+def _inputs(store: Store, table: str, needs: Sequence[str], scale: str) -> str:
+    try:
+        return inputs_digest(store, table, needs, scale)
+    except BadInput:  # the rows that were read are gone
+        return "none"
 
 
 def reference_cells(raw: Path, table: str, scales: Iterable[str]) -> list[CellRows]:
@@ -123,11 +129,11 @@ def _show(value: object) -> str:
 def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = REPORTED) -> list[Group]:
     """Estimates of a table by environment, scale and variant.
 
-    Your cell stands in for a reference cell of the same environment and key; other environments stand beside it.
+    Your cell stands in for the reference cell of the same environment and configuration; other environments stand beside it.
     """
     own = own_cells(store, table, scales) if store else []
-    seen = {(cell.environment, cell.key) for cell in own}
-    cells = own + [c for c in reference_cells(raw, table, scales) if (c.environment, c.key) not in seen]
+    seen = {(cell.environment, cell.identity) for cell in own}
+    cells = own + [c for c in reference_cells(raw, table, scales) if (c.environment, c.identity) not in seen]
     module = table_module(table)
     code = code_version(table)
     order = {digest(cell): i for scale in scales for i, cell in enumerate(own_grid(table, scale))}

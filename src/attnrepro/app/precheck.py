@@ -340,7 +340,7 @@ def resolve(config: Config, *, check_inputs: bool = True) -> tuple[Cell, Store]:
         raise BadInput("results= is empty: name a folder or leave it out")
     store = Store(paths.results_dir(config.results))
     hardware = f"{environment.device_name(accelerator)}|{environment.processor()}"
-    inputs = _inputs_digest(store, config) if check_inputs else ""
+    inputs = inputs_digest(store, config.table, config.needs, config.scale) if check_inputs else ""
     return make_cell(config, accelerator=accelerator, hardware=hardware, inputs=inputs), store
 
 
@@ -369,22 +369,23 @@ def rows_read(store: Store, table: str, scale: str) -> list[Record]:
     return [record for record in store.finished(table) if digest(record.science) in grid_]
 
 
-def _inputs_digest(store: Store, config: Config) -> str:
-    """Digest of the rows that a table with ``needs`` reads, part of its key."""
-    if not config.needs:
-        return ""
+def inputs_digest(store: Store, table: str, needs: Sequence[str], scale: str) -> str:
+    """Digest of the rows that ``table`` reads of those it ``needs``, part of its key; empty without needs.
+
+    Raises ``BadInput`` when there are none to read.
+    """
     found: dict[str, list[str]] = {}
-    for need in config.needs:
+    for need in needs:
         if need not in paths.table_names():
             raise BadInput(f"needs={need}: there is no such table; choices: {', '.join(paths.table_names())}")
-        records = rows_read(store, need, config.scale)
+        records = rows_read(store, need, scale)
         if not records:
             raise BadInput(
-                f"{config.table} reads the rows of {need}, and there are none at scale {config.scale}:"
-                f" make reproduce TABLE={config.table} runs both in order"
+                f"{table} reads the rows of {need}, and there are none at scale {scale}:"
+                f" make reproduce TABLE={table} runs both in order"
             )
         found[need] = [str(record.done["sha256"]["rows.csv"]) for record in records]
-    return digest(found)
+    return digest(found) if found else ""
 
 
 def plan_text(plan: Plan, seconds: Sequence[float | None]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from attnrepro import environment, paths
 from attnrepro.app import tracking
-from attnrepro.app.precheck import rows_read
+from attnrepro.app.precheck import inputs_digest, rows_read
 from attnrepro.codeversion import code_version
 from attnrepro.config import Cell, Config, digest, table_module
 from attnrepro.results.rows import Row, text, to_csv
@@ -166,6 +166,7 @@ def _measure(
             "code": code,
             "git": git_sha(),
             "data_sha256": None,
+            "inputs": inputs_digest(store, cell.table, cell.needs, cell.scale),
             "wandb": {"mode": tracker.mode, "url": tracker.url},
         }
     return {

@@ -34,11 +34,6 @@ class Record:
         return str(self.done["code"])
 
     @property
-    def finished(self) -> float:
-        """When it was finished, by the clock of the file system."""
-        return (self.folder / DONE).stat().st_mtime
-
-    @property
     def run(self) -> dict[str, Any]:
         """Its provenance."""
         result: dict[str, Any] = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
