@@ -129,7 +129,8 @@ def _show(value: object) -> str:
 def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = REPORTED) -> list[Group]:
     """Estimates of a table by environment, scale and variant.
 
-    Your cell stands in for the reference cell of the same environment and configuration; other environments stand beside it.
+    Your cell stands in for the reference cell of the same environment and configuration; cells of other environments
+    stand beside it.
     """
     own = own_cells(store, table, scales) if store else []
     seen = {(cell.environment, cell.identity) for cell in own}
