@@ -9,6 +9,9 @@ ARGS   ?=
 TORCH  ?=
 RUN     = $(PY) scripts/reproduce.py $(if $(JOBS),--jobs $(JOBS)) $(TABLE) scale=$(SCALE) $(ARGS)
 
+# Two workers with as many BLAS threads as cores each would only be in each other's way.
+ONE     = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
+
 # macOS has one build of torch only.
 ifeq ($(shell uname),Darwin)
 TORCH :=
@@ -64,11 +67,11 @@ accept: setup ## your finished cells become the committed reference, all or TABL
 	@$(PY) scripts/accept.py $(TABLE)
 
 test: lint ## lint, types, all tests, smoke (6 min)
-	@$(PY) -m pytest -n auto
+	@$(ONE) $(PY) -m pytest -n auto
 	@$(PY) scripts/smoke.py
 
 test-fast: setup ## the tests that need no long run (under 1 min)
-	@$(PY) -m pytest -n auto -m 'not slow' -q
+	@$(ONE) $(PY) -m pytest -n auto -m 'not slow' -q
 
 lint: setup ## ruff and mypy --strict (15 s)
 	@$(VENV)/bin/ruff check .

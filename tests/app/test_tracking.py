@@ -337,6 +337,7 @@ def test_three_runs_in_one_process_are_three_runs(tmp_path: Path, capfd: pytest.
     assert not list((tmp_path / "home").iterdir())
 
 
+@pytest.mark.slow
 def test_two_hundred_runs_in_one_process_are_two_hundred_runs(tmp_path: Path) -> None:
     for number in range(200):
         assert run(tmp_path, nothing, run_id=f"r{number}").mode == "offline"

@@ -132,6 +132,7 @@ def test_gradients_against_monte_carlo(n_keys: int, head_dim: int, scaled: bool)
     assert scale**2 * ours.jacobian_x_sq > 9 * error["grad_query_sq"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_keys", [2, 16, 4096])
 @pytest.mark.parametrize(
     ("head_dim", "scaled"), [(1, False), (2, True), (3, False), (16, False), (64, True), (100_000, False)]
