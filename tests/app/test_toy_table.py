@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .toy import REPOSITORY, TABLES, Copy, Inside, Side, add_table, cells, read_table, rows_of
+from .toy import REPOSITORY, TABLES, Copy, Inside, Side, add_table, cells, counted, read_table, rows_of
 
 PUBLISHED = "results/published/toy.csv"
 
@@ -110,6 +110,29 @@ def test_smoke_fails_when_a_table_measures_nothing(inside: Inside) -> None:
     assert "smoke toy: its table has no measured row" in inside.capture.readouterr().err
 
 
+def test_smoke_fails_when_a_table_cannot_be_reported(inside: Inside) -> None:
+    from attnrepro.app.smoke import smoke
+
+    inside.copy.edit(PUBLISHED, "claim,point,", "claim,pint,")
+    inside.refresh()
+    assert smoke(["toy"], inside.results) == 1
+    assert "['pint'] are not axes of the table" in inside.capture.readouterr().err
+
+
+def test_smoke_goes_on_after_a_table_that_fails(inside: Inside) -> None:
+    from attnrepro.app.smoke import smoke
+
+    add_table(inside.copy.root, "toy_derived")
+    add_table(inside.copy.root, "toy_training")
+    inside.copy.edit("conf/experiment/toy.yaml", "fail: []", "fail: [1, 2, 3, 4, 5, 6]")
+    inside.refresh()
+    assert smoke([], inside.results) == 1
+    err = inside.capture.readouterr().err
+    assert counted("toy", err) == (0, 0, 6)
+    assert "toy_derived reads the rows of toy, and there are none at scale smoke" in err
+    assert counted("toy_training", err) == (1, 0, 0)
+
+
 # --- tables made from rows of others ---
 
 
@@ -161,6 +184,24 @@ def test_a_derived_table_reads_only_what_its_key_covers(inside: Inside) -> None:
     mean, count = inside.table("toy_derived")
     assert (count["quantity"], count["estimate"]) == ("rows_read", "6")
     assert (mean["n"], mean["verdict"]) == ("2400", "REPRODUCED")
+
+
+@pytest.mark.slow
+def test_a_table_from_a_derived_table_reads_its_present_cell_only(inside: Inside) -> None:
+    add_table(inside.copy.root, "toy_derived")
+    add_table(inside.copy.root, "toy_second", like="toy_derived")
+    inside.copy.edit("conf/experiment/toy_second.yaml", "needs: [toy]", "needs: [toy_derived]")
+    inside.copy.edit("experiments/toy_second/measure.py", 'inputs["toy"]', 'inputs["toy_derived"]')
+    right, wrong = "float(all_of_them.mean())", "float(all_of_them.mean()) + 0.01"
+    for old, new in ((right, wrong), (wrong, right), (right, wrong)):
+        inside.copy.edit("experiments/toy/measure.py", old, new)
+        for table in ("toy", "toy_derived", "toy_second"):
+            assert inside.attnrepro(f"experiment={table}", "scale=cpu", "stale=rerun").code == 0
+        inside.build()
+        first, second = (inside.table(table) for table in ("toy_derived", "toy_second"))
+        assert [r["estimate"] for r in second if r["quantity"] == "rows_read"] == ["1"]
+        assert second[0]["estimate"] == first[0]["estimate"]
+    assert len(cells(inside.results, "toy_derived")) == 2
 
 
 # --- planted faults ---

@@ -277,7 +277,7 @@ from attnrepro.results.rows import Row, read_csv
 
 def derive(cell, inputs):
     tell("start", cell, "-")
-    rows = [row for path in inputs["toy"] for row in read_csv(path) if row["source"] == "measured"]
+    rows = [row for path in inputs["toy"] for row in read_csv(path) if row["sd"]]
     mean = sum(float(row["value"]) for row in rows) / len(rows)
     se = math.sqrt(sum(float(row["sd"]) ** 2 / int(row["n"]) for row in rows)) / len(rows)
     n = sum(int(row["n"]) for row in rows)

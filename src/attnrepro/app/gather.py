@@ -137,7 +137,8 @@ def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = R
     cells = own + [c for c in reference_cells(raw, table, scales) if (c.environment, c.identity) not in seen]
     module = table_module(table)
     code = code_version(table)
-    order = {digest(cell): i for scale in scales for i, cell in enumerate(own_grid(table, scale))}
+    present = [scale for scale in scales if any(cell.scale == scale for cell in cells)]
+    order = {digest(cell): i for scale in present for i, cell in enumerate(own_grid(table, scale))}
     buckets: dict[tuple[str, str, str], list[CellRows]] = {}
     for cell in sorted(cells, key=lambda c: (order.get(c.identity, len(order)), c.key)):
         buckets.setdefault((variant(cell.science, module.AXES), cell.environment, cell.scale), []).append(cell)

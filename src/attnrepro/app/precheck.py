@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from attnrepro import environment, paths
 from attnrepro.app import grid
 from attnrepro.codeversion import code_version
-from attnrepro.config import BadInput, Cell, Config, digest, make_cell, typed
+from attnrepro.config import BadInput, Cell, Config, digest, load_yaml, make_cell, typed
 from attnrepro.results.store import Record, Store
 
 # One value a command: these choose the grid itself (Hydra silently drops or reuses grids when they are swept), or how
@@ -364,9 +364,17 @@ def own_grid(table: str, scale: str) -> tuple[dict[str, Any], ...]:
 
 
 def rows_read(store: Store, table: str, scale: str) -> list[Record]:
-    """What a table that needs another one reads of it: the finished cells of its own grid at the same scale."""
+    """What a table that needs another one reads of it: the finished cells of its own grid at the same scale.
+
+    Where the other one reads rows itself, those cells that were made from the rows there are now.
+    """
     grid_ = {digest(science) for science in own_grid(table, scale)}
-    return [record for record in store.finished(table) if digest(record.science) in grid_]
+    found = [record for record in store.finished(table) if digest(record.science) in grid_]
+    needs = load_yaml(paths.conf_dir() / "experiment" / f"{table}.yaml").get("needs") or []
+    if not needs:
+        return found
+    inputs = inputs_digest(store, table, needs, scale)
+    return [record for record in found if record.run.get("inputs") == inputs]
 
 
 def inputs_digest(store: Store, table: str, needs: Sequence[str], scale: str) -> str:

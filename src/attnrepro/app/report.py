@@ -432,7 +432,12 @@ class Outcome:
     """What a build of the reports found."""
 
     reports: list[TableReport]
-    problems: list[str]
+    broken: list[str]
+
+    @property
+    def problems(self) -> list[str]:
+        """Tables that could not be reported, and those whose measurement and theory disagree."""
+        return self.broken + [problem for report in self.reports for problem in report.problems]
 
 
 def build(
@@ -447,12 +452,12 @@ def build(
     """Write tables, report, README block and dashboard under ``root``; files that are right stay untouched."""
     store = Store(root) if own else None
     raw = raw or root / "raw"
-    reports, problems = [], []
+    reports, broken = [], []
     for table in paths.table_names():
         try:
             reports.append(report_table(table, store, raw, scales))
         except (OSError, ValueError, KeyError) as error:  # a damaged file of one table must not hide the others
-            problems.append(f"{table}: {type(error).__name__}: {error}")
+            broken.append(f"{table}: {type(error).__name__}: {error}")
     for report in reports:
         write_text(root / "tables" / f"{report.name}.csv", report.csv)
     write_text(root / "REPORT.md", markdown(reports))
@@ -460,7 +465,7 @@ def build(
         write_text(readme, readme_block(reports, readme.read_text(encoding="utf-8")))
     if dashboard:
         build_dashboard(reports, root)
-    return Outcome(reports, problems + [problem for report in reports for problem in report.problems])
+    return Outcome(reports, broken)
 
 
 def build_dashboard(reports: Sequence[TableReport], root: Path) -> None:

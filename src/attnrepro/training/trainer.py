@@ -55,6 +55,7 @@ def make_trainer(cell: Cell, *, logger: Any = None, max_steps: int = -1, report:
     torch.set_num_threads(cell.threads)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*log_every_n_steps.*")
     return L.Trainer(
         accelerator="cuda" if cell.accelerator == "cuda" else "cpu",
         devices=1,
