@@ -54,7 +54,7 @@ reproduce: named setup ## the tables in TABLE="a b" with what they need (make pl
 plan: setup ## what reproduce would run and reuse, and for how long (1 s)
 	@$(PY) scripts/reproduce.py --dry-run $(TABLE) scale=$(SCALE) $(ARGS)
 
-smoke: setup ## every table once through at the smallest size, leaves nothing behind (10 s)
+smoke: setup ## every table once through at the smallest size, leaves nothing behind (7 s)
 	@$(PY) scripts/smoke.py $(TABLE)
 
 tables: setup ## results/tables, REPORT.md, README block and dashboard from recorded rows (3 s)
@@ -66,11 +66,11 @@ dashboard: tables ## results/dashboard.html, and where it lies (3 s)
 accept: setup ## your finished cells become the committed reference, all or TABLE (1 s)
 	@$(PY) scripts/accept.py $(TABLE)
 
-test: lint ## lint, types, all tests, smoke (6 min)
+test: lint ## lint, types, all tests, smoke (3 min)
 	@$(ONE) $(PY) -m pytest -n auto
 	@$(PY) scripts/smoke.py
 
-test-fast: setup ## the tests that need no long run (under 1 min)
+test-fast: setup ## the tests that need no long run (1 min)
 	@$(ONE) $(PY) -m pytest -n auto -m 'not slow' -q
 
 lint: setup ## ruff and mypy --strict (15 s)

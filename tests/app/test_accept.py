@@ -13,6 +13,9 @@ import pytest
 
 from .toy import Copy, Inside, add_table, cells, read_table, rows_of, snapshot
 
+# Each of these runs tables in a copy of the repository.
+pytestmark = pytest.mark.slow
+
 ELSEWHERE = "cpu-Another-torch2.13"
 
 
@@ -97,7 +100,6 @@ def test_a_second_accept_changes_nothing(inside: Inside) -> None:
     assert snapshot(inside.results) == before
 
 
-@pytest.mark.slow
 def test_cells_merge_with_the_reference_of_their_own_environment(inside: Inside) -> None:
     inside.attnrepro("experiment=toy", "scale=full", "trainer=cpu", "params.point=1,2")
     inside.attnrepro("experiment=toy", "scale=cpu", "params.point=1,2")
@@ -133,7 +135,6 @@ def point_of(item: tuple[str, Path]) -> str:
     return str(json.loads((item[1] / "config.yaml").read_text())["params"]["point"])
 
 
-@pytest.mark.slow
 def test_newer_code_with_the_same_rows_is_said_as_such(inside: Inside) -> None:
     inside.attnrepro("experiment=toy", "scale=cpu", "params.point=1")
     accept(inside)
@@ -153,7 +154,6 @@ def test_cells_that_left_the_grid_are_dropped(inside: Inside) -> None:
     assert {r["key"] for r in reference(inside)} == {keys[0]}
 
 
-@pytest.mark.slow
 def test_a_reference_cell_is_not_a_finished_cell(inside: Inside) -> None:
     from attnrepro.app.precheck import make_plan
 
@@ -206,7 +206,6 @@ def test_your_rows_stand_in_for_the_reference_of_your_environment(inside: Inside
         assert abs(level(rows, point, ELSEWHERE) - own[point] - 0.01) < 1e-9
 
 
-@pytest.mark.slow
 def test_a_sweep_off_the_grid_is_a_variant_without_verdict(inside: Inside) -> None:
     inside.attnrepro("experiment=toy", "scale=cpu")
     inside.attnrepro("experiment=toy", "scale=cpu", "params.point=1,2", "params.shift=0.5")
@@ -229,7 +228,6 @@ def test_a_sweep_off_the_grid_is_a_variant_without_verdict(inside: Inside) -> No
     assert [r["verdict"] for r in grid] == ["REPRODUCED", "WITHIN_NOISE", "", "", "", ""]
 
 
-@pytest.mark.slow
 def test_scales_stand_apart_and_smoke_is_not_reported(inside: Inside) -> None:
     for scale in ("smoke", "cpu", "full"):
         inside.attnrepro("experiment=toy", f"scale={scale}", "trainer=cpu", "params.point=1")
@@ -252,7 +250,6 @@ def test_a_timing_cell_at_another_number_of_threads_is_a_variant(inside: Inside)
     assert len(said) == 2, "the grid's own threads alone are the reference"
 
 
-@pytest.mark.slow
 def test_a_derived_cell_gives_way_to_the_one_from_the_rows_there_are(inside: Inside) -> None:
     """Rows that change and change back: its table follows, and so does the reference."""
     add_table(inside.copy.root, "toy_derived")

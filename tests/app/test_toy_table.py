@@ -11,6 +11,9 @@ import pytest
 
 from .toy import REPOSITORY, TABLES, Copy, Inside, Side, add_table, cells, counted, read_table, rows_of
 
+# Each of these runs tables in a copy of the repository.
+pytestmark = pytest.mark.slow
+
 PUBLISHED = "results/published/toy.csv"
 
 
@@ -43,7 +46,6 @@ def test_nothing_but_its_own_files_is_added(whole_copy: Copy) -> None:
     assert not filecmp.cmpfiles(REPOSITORY, whole_copy.root, before, shallow=False)[1]
 
 
-@pytest.mark.slow
 def test_toys_are_reproduced_beside_the_other_tables(whole_copy: Copy, side: Side, tmp_path: Path) -> None:
     """Acceptance: its row stands in results/tables with its verdict; what it needs ran before it."""
     results = tmp_path / "results"
@@ -73,7 +75,6 @@ def test_toys_are_reproduced_beside_the_other_tables(whole_copy: Copy, side: Sid
         assert table in page
 
 
-@pytest.mark.slow
 def test_toys_at_smoke_leave_nothing_behind(toy_copy: Copy, side: Side, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -100,7 +101,6 @@ def test_a_smoke_row_stands_in_the_table_of_the_smoke_run(inside: Inside) -> Non
     assert (inside.results / "dashboard.html").is_file()
 
 
-@pytest.mark.slow
 def test_smoke_fails_when_a_table_measures_nothing(inside: Inside) -> None:
     from attnrepro.app.smoke import smoke
 
@@ -152,7 +152,6 @@ def test_a_derived_table_alone_is_refused_before_its_need_ran(inside: Inside, si
     assert (refused.code, refused.err) == (2, sentence)
 
 
-@pytest.mark.slow
 def test_the_key_of_a_derived_table_follows_the_rows_it_reads(inside: Inside) -> None:
     add_table(inside.copy.root, "toy_derived")
     assert inside.attnrepro("experiment=toy", "scale=cpu").code == 0
@@ -173,7 +172,6 @@ def test_the_key_of_a_derived_table_follows_the_rows_it_reads(inside: Inside) ->
     assert len(cells(inside.results, "toy_derived")) == 2
 
 
-@pytest.mark.slow
 def test_a_derived_table_reads_only_what_its_key_covers(inside: Inside) -> None:
     """Rows of another scale, and sweeps off the grid of the table it needs, are none of its business."""
     add_table(inside.copy.root, "toy_derived")
@@ -186,7 +184,6 @@ def test_a_derived_table_reads_only_what_its_key_covers(inside: Inside) -> None:
     assert (mean["n"], mean["verdict"]) == ("2400", "REPRODUCED")
 
 
-@pytest.mark.slow
 def test_a_table_from_a_derived_table_reads_its_present_cell_only(inside: Inside) -> None:
     add_table(inside.copy.root, "toy_derived")
     add_table(inside.copy.root, "toy_second", like="toy_derived")
@@ -231,7 +228,6 @@ def test_a_wrong_trend_is_found(inside: Inside) -> None:
     assert verdicts(inside.table("toy_training")) == {"toy-trend": "TREND_FAILS"}
 
 
-@pytest.mark.slow
 def test_a_wrong_theory_fails_the_table(inside: Inside) -> None:
     assert inside.attnrepro("experiment=toy", "scale=cpu").code == 0
     inside.copy.edit("experiments/toy/table.py", "return p.point + p.shift", "return p.point + 1.2 * p.shift")
