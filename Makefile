@@ -61,7 +61,7 @@ tables: setup ## results/tables, REPORT.md, README block and dashboard from reco
 	@$(PY) scripts/tables.py
 
 dashboard: tables ## results/dashboard.html, and where it lies (3 s)
-	@echo 'open file://$(CURDIR)/results/dashboard.html'
+	@echo "open file://$${ATTNREPRO_RESULTS:-$(CURDIR)/results}/dashboard.html"
 
 accept: setup ## your finished cells become the committed reference, all or TABLE (1 s)
 	@$(PY) scripts/accept.py $(TABLE)

@@ -437,7 +437,27 @@ def answer(frame: pd.DataFrame) -> str:
             f"Without it the typical gradient vanishes (median Jacobian trace {median.iloc[0]:.1g} at d = {high}), but"
             f" the root mean square gradient of the query is {rms['false'] / rms['true']:.1f} times that with it."
         )
-    return " ".join(parts)
+    return " ".join(parts + _designs_in_words(frame))
+
+
+def _designs_in_words(frame: pd.DataFrame) -> list[str]:
+    """Which sizes of sample the published table, taken as one run, allows and which it rules out."""
+    rows = frame[frame.quantity == "published_table_p"]
+    words = {"own": "queries with keys of their own", "shared": "queries on one shared key set"}
+
+    def named(chosen: pd.DataFrame) -> str:
+        parts = [
+            f"{', '.join(str(r.design) for r in part.itertuples())} {words[str(keys)]}"
+            for keys, part in chosen.groupby("keys", sort=False)
+        ]
+        return " and for ".join(parts) or "none"
+
+    if rows.empty:
+        return []
+    allowed, ruled_out = named(rows[rows.estimate > 0.05]), named(rows[rows.estimate < 0.001])
+    return [
+        f"As one run the published table is plausible (p > 0.05) for {allowed}; ruled out (p < 0.001): {ruled_out}."
+    ]
 
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from attnrepro import paths
 from attnrepro.app.gather import REPORTED, CellRows, own_cells, reference_cells
 from attnrepro.app.precheck import own_grid
+from attnrepro.app.report import report_table
 from attnrepro.codeversion import code_version
 from attnrepro.config import BadInput, digest, table_module
 from attnrepro.results.rows import HEAD, TAIL
@@ -75,9 +76,23 @@ def main(argv: Sequence[str]) -> int:
     except BadInput as error:
         print(f"accept: {error}", file=sys.stderr)
         return 2
-    said = [line for table in argv or known for line in accept(table, store, raw)]
+    said, refused = [], []
+    for table in argv or known:
+        problems = _problems(table, store, raw)
+        refused += problems
+        said += [] if problems else accept(table, store, raw)
+    for problem in refused:
+        print(f"not accepted: {problem}", file=sys.stderr)
     print(
         "\n".join(said) if said else "nothing to accept: no finished cell differs from the reference",
         file=sys.stderr,
     )
-    return 0
+    return 1 if refused else 0
+
+
+def _problems(table: str, store: Store, raw: Path) -> list[str]:
+    """Why a table must not become the reference: it cannot be reported, or theory and measurement disagree."""
+    try:
+        return report_table(table, store, raw).problems
+    except Exception as error:
+        return [f"{table}: {type(error).__name__}: {error}"]

@@ -26,6 +26,7 @@ from attnrepro import environment, paths
 from attnrepro.app import grid
 from attnrepro.codeversion import code_version
 from attnrepro.config import BadInput, Cell, Config, digest, load_yaml, make_cell, typed
+from attnrepro.results.published import load_published
 from attnrepro.results.store import Record, Store
 
 # One value a command: these choose the grid itself (Hydra silently drops or reuses grids when they are swept), or how
@@ -122,7 +123,18 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
         ]
         if plan.to_run:
             _check_results(plan.store.root)
+            _check_published(plan.table)
         return plan
+
+
+def _check_published(table: str) -> None:
+    """A file of printed numbers that cannot be read is said before hours of measuring for it, not after."""
+    path = paths.published_dir() / f"{table}.csv"
+    if path.is_file():
+        try:
+            load_published(path)
+        except ValueError as error:
+            raise BadInput(str(error)) from error
 
 
 def _check_results(root: Path) -> None:

@@ -309,7 +309,8 @@ def _printed_table(report: TableReport) -> list[str]:
         return []
     where = f" ({report.shown.environment}, scale {report.shown.scale})" if report.shown else ""
     out = [
-        f"Printed values{where}; every row with intervals: [tables/{report.name}.csv](tables/{report.name}.csv).",
+        f"Printed values{where}; every row with intervals: [tables/{report.name}.csv](tables/{report.name}.csv)."
+        " *words*: a statement without a number.",
         "",
         "| what | published | measured (95 % interval, n) | theory | verdict |",
         "|---|---|---|---|---|",
@@ -346,7 +347,7 @@ def _overview(reports: Sequence[TableReport], prefix: str) -> list[str]:
         words = ", ".join(f"{n} {v}" for v, n in sorted(report.verdicts().items()))
         out.append(
             f"| [{report.name}]({prefix}{report.name}.csv) | {report.about['document']} |"
-            f" {report.answer or 'not run yet'} | {words} |"
+            f" {report.answer or ('' if report.shown else 'not run yet')} | {words} |"
         )
     return out + _findings(reports)
 
@@ -394,10 +395,13 @@ def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
         module = table_module(report.name)
         frame = pd.read_csv(io.StringIO(report.csv), dtype=str, keep_default_na=False)
         charts: tuple[Any, ...] = ()
-        if report.shown is not None:
+        if report.shown is not None and hasattr(module, "charts"):
             data = report.shown.frame()
             data["published"] = _printed_numbers(report, module)
-            charts = tuple(module.charts(data)) if hasattr(module, "charts") else ()
+            try:
+                charts = tuple(module.charts(data))
+            except Exception as error:
+                report.broken.append(f"{report.name}: its charts: {type(error).__name__}: {error}")
         result.append(
             TablePage(
                 table=report.name,
@@ -456,7 +460,7 @@ def build(
     for table in paths.table_names():
         try:
             reports.append(report_table(table, store, raw, scales))
-        except (OSError, ValueError, KeyError) as error:  # a damaged file of one table must not hide the others
+        except Exception as error:  # a damaged file or a table's own code must not hide the others
             broken.append(f"{table}: {type(error).__name__}: {error}")
     for report in reports:
         write_text(root / "tables" / f"{report.name}.csv", report.csv)
@@ -506,5 +510,8 @@ def main() -> int:
         print(f"FAILED {problem}", file=sys.stderr)
     for report in outcome.reports:
         words = ", ".join(f"{n} {v}" for v, n in sorted(report.verdicts().items()))
-        print(f"{report.name}: {words or 'not run yet'}", file=sys.stderr)
+        print(
+            f"{report.name}: {words or ('nothing printed to judge' if report.shown else 'not run yet')}",
+            file=sys.stderr,
+        )
     return 1 if outcome.problems else 0

@@ -143,7 +143,9 @@ def _records(path: Path, head: tuple[str, ...], tail: tuple[str, ...]) -> Iterat
         axes = columns[len(head) : len(columns) - len(tail)]
         if columns != [*head, *axes, *tail] or (axes and not tail):
             wanted = ", ".join([*head, "<axes>", *tail] if tail else head)
-            raise ValueError(f"{path} line 1: the columns must be {wanted}")
+            missing = [name for name in (*head, *tail) if name not in columns]
+            lacks = f", and {', '.join(missing)} is missing" if missing else ""
+            raise ValueError(f"{path} line 1: the columns must be {wanted}{lacks}")
         if len(set(columns)) != len(columns) or "" in columns:
             raise ValueError(f"{path} line 1: the columns must have different names that are not empty")
         for cells in reader:
