@@ -289,6 +289,15 @@ def test_the_command(own_copy: Copy, tmp_path: Path) -> None:
     assert not (own_copy.root / "results" / "raw").exists()
 
 
+def test_a_table_that_contradicts_its_own_theory_is_not_accepted(inside: Inside) -> None:
+    inside.copy.edit("experiments/toy/table.py", "return p.point + p.shift", "return p.point + 2 * p.shift")
+    assert inside.attnrepro("experiment=toy", "scale=cpu").code == 0
+    done = inside.copy.run("accept.py", "toy", env={"ATTNREPRO_RESULTS": str(inside.results)})
+    assert done.code == 1
+    assert done.err.count("not accepted: toy") == 3
+    assert not (inside.copy.root / "results" / "raw").exists()
+
+
 def test_reading_back_what_was_accepted_gives_the_rows_of_the_cells(inside: Inside) -> None:
     inside.attnrepro("experiment=toy", "scale=cpu")
     inside.build()

@@ -295,3 +295,25 @@ def test_provenance_stands_beside_every_cell(inside: Inside) -> None:
     assert key == folder.name
     assert socket.gethostname() not in config + json.dumps(run)
     assert f"/{getpass.getuser()}/" not in config + json.dumps(run)
+
+
+def test_a_list_of_printed_numbers_that_cannot_be_read_is_said_before_anything_runs(inside: Inside) -> None:
+    inside.copy.edit("results/published/toy.csv", ",low,high,", ",low,")
+    done = inside.attnrepro("experiment=toy", "scale=cpu")
+    assert done.code == 2
+    assert "toy.csv line 1: the columns must be claim, <axes>, " in done.err and "high is missing" in done.err
+    assert cells(inside.results, "toy") == {}
+
+
+def test_the_fault_of_one_table_hides_no_other(inside: Inside) -> None:
+    """An exception in a table's own answer is said, and the other tables are reported."""
+    add_table(inside.copy.root, "toy_training")
+    for table in ("toy", "toy_training"):
+        assert inside.attnrepro(f"experiment={table}", "scale=cpu").code == 0
+    broken = "\n\ndef answer(frame):\n    return frame.no_such_column\n"
+    path = inside.copy.root / "experiments" / "toy" / "table.py"
+    path.write_text(path.read_text() + broken)
+    inside.refresh()
+    outcome = inside.build()
+    assert len(outcome.broken) == 1 and outcome.broken[0].startswith("toy: AttributeError")
+    assert inside.table("toy_training")
