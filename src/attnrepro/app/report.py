@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from attnrepro import paths
 from attnrepro.app.gather import REPORTED, Group, groups
-from attnrepro.app.precheck import own_grid
 from attnrepro.config import digest, load_yaml, table_module
 from attnrepro.results import verdicts
 from attnrepro.results.published import PublishedLine, load_published
@@ -40,7 +39,6 @@ class TableReport:
     broken: list[str] = field(default_factory=list)
     shown: Group | None = None
     answer: str = ""
-    cells: int = 0
 
     @property
     def csv(self) -> str:
@@ -125,7 +123,6 @@ def report_table(table: str, store: Store | None, raw: Path, scales: Sequence[st
     candidates.sort(key=lambda g: (not g.own, -REPORTED.index(g.scale) if g.scale in REPORTED else 0, g.environment))
     if candidates:
         report.shown = candidates[0]
-        report.cells = len(own_grid(table, candidates[0].scale))
         answer = getattr(module, "answer", None)
         report.answer = answer(report.shown.frame()) if answer else ""
     return report
