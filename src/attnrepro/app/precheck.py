@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from attnrepro import environment, paths
 from attnrepro.app import grid
 from attnrepro.codeversion import code_version
-from attnrepro.config import BadInput, Cell, Config, digest, load_yaml, make_cell, typed
+from attnrepro.config import SCALES, BadInput, Cell, Config, digest, load_yaml, make_cell, typed
 from attnrepro.results.published import load_published
 from attnrepro.results.store import Record, Store
 
@@ -118,9 +118,7 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
         plan = _check_cells(points, fixed, check_inputs=check_inputs)
         plan.one_cell = mode == "RUN"
         # The mode is decided and the grid expanded; what is left chooses a launcher or sets it up.
-        plan.hydra_overrides = [
-            o.input_line or "" for o in hydra_values if not o.key_or_group.startswith(("hydra.mode", "hydra.sweeper"))
-        ]
+        plan.hydra_overrides = [o.input_line or "" for o in hydra_values if o.key_or_group != "hydra.mode"]
         if plan.to_run:
             _check_results(plan.store.root)
             _check_published(plan.table)
@@ -228,8 +226,8 @@ def _scale(overrides: Sequence[Override]) -> str:
     chosen = [str(o.value()) for o in overrides if o.key_or_group == "scale"]
     scale = chosen[0] if chosen else "auto"
     if scale != "auto":
-        if scale not in ("smoke", "cpu", "full"):
-            raise BadInput(f"scale={scale} must be one of auto, smoke, cpu, full")
+        if scale not in SCALES:
+            raise BadInput(f"scale={scale} must be one of auto, {', '.join(SCALES)}")
         return scale
     wanted = {o.key_or_group: str(o.value()) for o in overrides if not o.is_sweep_override()}
     accelerator = wanted.get("trainer.accelerator") or wanted.get("trainer", "auto")

@@ -55,37 +55,26 @@ def run_cell(
     Raises ``CellFailed`` after recording the traceback. Interruption passes through; nothing half-written stays.
     """
     code = code_version(cell.table)
+    waits = f"{cell.table} {cell.key}: waiting for another run"
     try:
-        return _locked(config, cell, store, code, overrides, report, tell)
+        with store.lock(cell.table, cell.key, on_wait=lambda: tell(waits)):
+            # Another process may have finished it while this one waited.
+            record = store.find(cell.table, cell.key)
+            if record and (record.code == code or config.stale == "keep"):
+                return "reused"
+            with tempfile.TemporaryDirectory(prefix="attnrepro-") as scratch:
+                log = Path(scratch) / "job.log"
+                with _logged(log):
+                    try:
+                        files = _measure(config, cell, store, code, overrides, report, tell)
+                        store.write(cell.table, cell.key, files, code=code, log=log)
+                    except Exception as error:
+                        logging.getLogger("attnrepro").exception("%s %s failed", cell.table, cell.key)
+                        _flush()
+                        where = _record_failure(store, cell, error, overrides, log)
+                        raise CellFailed(f"{cell.table} {cell.key}: {_first_line(error)} (log: {where})") from error
     except OSError as error:  # the folder of results cannot be written: no lock, and no log either
         raise CellFailed(f"{cell.table} {cell.key}: {_first_line(error)}") from error
-
-
-def _locked(
-    config: Config,
-    cell: Cell,
-    store: Store,
-    code: str,
-    overrides: list[str],
-    report: Callable[[float], None] | None,
-    tell: Say,
-) -> str:
-    with store.lock(cell.table, cell.key, on_wait=lambda: tell(f"{cell.table} {cell.key}: waiting for another run")):
-        # Another process may have finished it while this one waited.
-        record = store.find(cell.table, cell.key)
-        if record and (record.code == code or config.stale == "keep"):
-            return "reused"
-        with tempfile.TemporaryDirectory(prefix="attnrepro-") as scratch:
-            log = Path(scratch) / "job.log"
-            with _logged(log):
-                try:
-                    files = _measure(config, cell, store, code, overrides, report, tell)
-                    store.write(cell.table, cell.key, files, code=code, log=log)
-                except Exception as error:
-                    logging.getLogger("attnrepro").exception("%s %s failed", cell.table, cell.key)
-                    _flush()
-                    where = _record_failure(store, cell, error, overrides, log)
-                    raise CellFailed(f"{cell.table} {cell.key}: {_first_line(error)} (log: {where})") from error
     return "ran"
 
 
@@ -236,6 +225,8 @@ def _summarise(tracker: tracking.Tracker, rows: list[Row], content: str) -> None
     """Weights & Biases is a view of the rows: summary values with n, sd and interval, and the rows themselves."""
     if tracker.mode == "disabled":
         return
+    from attnrepro import stats
+
     summary: dict[str, object] = {}
     for row in rows:
         axes = ",".join(f"{a}={text(v)}" for a, v in row.axes.items() if v is not None)
@@ -245,11 +236,11 @@ def _summarise(tracker: tracking.Tracker, rows: list[Row], content: str) -> None
             continue
         summary[f"{name}/seed {row.seed}"] = row.value
         if row.sd is not None and row.n:
-            half = 1.959963984540054 * row.sd / row.n**0.5
+            interval = stats.monte_carlo_interval(row.value, row.sd, row.n)
             summary[f"{name}/seed {row.seed}/n"] = row.n
             summary[f"{name}/seed {row.seed}/sd"] = row.sd
-            summary[f"{name}/seed {row.seed}/ci_low"] = row.value - half
-            summary[f"{name}/seed {row.seed}/ci_high"] = row.value + half
+            summary[f"{name}/seed {row.seed}/ci_low"] = interval.low
+            summary[f"{name}/seed {row.seed}/ci_high"] = interval.high
     tracker.summary(summary)
     columns, *lines = csv.reader(content.splitlines())
     tracker.rows(columns, lines)
