@@ -24,6 +24,12 @@ ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true")
 
 
+# In a YAML: ${range:64} or ${range:64,256} are seeds by the hundred without listing them, and
+# ${min:${presets...},${scales...}} lets scale smoke cut a value short that a preset names.
+OmegaConf.register_new_resolver("range", lambda *ends: OmegaConf.create(list(range(*ends))), replace=True)
+OmegaConf.register_new_resolver("min", min, replace=True)
+
+
 class BadInput(ValueError):
     """The user asked for something that cannot be run; its text is the one sentence they get (exit code 2)."""
 
@@ -109,6 +115,7 @@ class Config:
     trainer: TrainerConfig
     tracking: TrackingConfig
     scales: Any = None
+    presets: Any = None
     kind: str = "measured"
     timing: bool = False
     needs: list[str] = field(default_factory=list)

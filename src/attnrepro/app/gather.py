@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,8 +107,11 @@ def reference_cells(raw: Path, table: str, scales: Iterable[str]) -> list[CellRo
     return found
 
 
-def variant(science: Mapping[str, Any], axes: Sequence[str]) -> str:
-    """Empty for a cell of the table's own grid, else what sets it apart from every cell of the grid."""
+def variant(science: Mapping[str, Any], axes: Collection[str]) -> str:
+    """Empty for a cell of the table's own grid, else what sets it apart from every cell of the grid.
+
+    ``axes`` are those that the cell's rows fill in: what stands in the rows need not be said again.
+    """
     cells = own_grid(str(science["table"]), str(science["scale"]))
     if any(digest(cell) == digest(science) for cell in cells):
         return ""
@@ -123,7 +126,11 @@ def variant(science: Mapping[str, Any], axes: Sequence[str]) -> str:
 
 
 def _show(value: object) -> str:
-    return "[" + ",".join(map(_show, value)) + "]" if isinstance(value, list) else text(value)
+    if not isinstance(value, list):
+        return text(value)
+    if len(value) > 3 and value == list(range(value[0], value[0] + len(value))):
+        return f"[{value[0]}..{value[-1]}]"
+    return "[" + ",".join(map(_show, value)) + "]"
 
 
 def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = REPORTED) -> list[Group]:
@@ -141,7 +148,8 @@ def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = R
     order = {digest(cell): i for scale in present for i, cell in enumerate(own_grid(table, scale))}
     buckets: dict[tuple[str, str, str], list[CellRows]] = {}
     for cell in sorted(cells, key=lambda c: (order.get(c.identity, len(order)), c.key)):
-        buckets.setdefault((variant(cell.science, module.AXES), cell.environment, cell.scale), []).append(cell)
+        filled = {axis for axis in module.AXES if any(row[axis] for row in cell.rows)}
+        buckets.setdefault((variant(cell.science, filled), cell.environment, cell.scale), []).append(cell)
     found = []
     for (name, environment, scale), members in sorted(buckets.items()):
         group = Group(name, environment, scale, any(c.own for c in members), any(c.code != code for c in members))
@@ -190,6 +198,7 @@ def estimate(rows: Sequence[Mapping[str, str]], statistic: str) -> dict[str, Any
         "ci_low": math.nan,
         "ci_high": math.nan,
         "seeds": (),
+        "by_seed": {},
     }
     if not ok:
         return line
@@ -210,6 +219,7 @@ def estimate(rows: Sequence[Mapping[str, str]], statistic: str) -> dict[str, Any
     else:
         interval = stats.mean_interval(values)
         line["estimate"], line["n"], line["seeds"] = interval.value, len(values), tuple(values)
+        line["by_seed"] = dict(zip((row["seed"] for row in ok), values, strict=True))
         if len(values) > 1:
             line["sd"] = statistics.stdev(values)
     line["ci_low"], line["ci_high"] = interval.low, interval.high

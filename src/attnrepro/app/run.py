@@ -38,7 +38,18 @@ def say(line: str) -> None:
 def label(overrides: Sequence[str]) -> str:
     """What sets a cell apart from the others of its command, for people."""
     common = ("experiment=", "scale=", "results=", "tracking", "stale=", "trainer=")
-    return " ".join(o for o in overrides if not o.startswith(common)) or "default"
+    return " ".join(_short(o) for o in overrides if not o.startswith(common)) or "default"
+
+
+def _short(override: str) -> str:
+    """Hundreds of seeds as their ends, and no list longer than people read."""
+    key, _, value = override.partition("=")
+    items = value.strip("[]").split(",")
+    if len(items) > 3 and all(item.isdigit() for item in items):
+        first = int(items[0])
+        if items == [str(first + i) for i in range(len(items))]:
+            return f"{key}=[{first}..{items[-1]}]"
+    return override if len(override) <= 60 else f"{override[:57]}..."
 
 
 def run_cell(
