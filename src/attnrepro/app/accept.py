@@ -14,6 +14,7 @@ from attnrepro.app.report import report_table
 from attnrepro.codeversion import code_version
 from attnrepro.config import BadInput, digest, table_module
 from attnrepro.results.rows import HEAD, TAIL
+from attnrepro.results.schema import rows_digest
 from attnrepro.results.store import Store, to_json, write_text
 
 
@@ -58,7 +59,7 @@ def _write(raw: Path, environment: str, table: str, cells: Sequence[CellRows]) -
     writer.writeheader()
     for cell in cells:
         writer.writerows(cell.rows)
-    records = {c.key: {**c.run, "code": c.code, "config": dict(c.science)} for c in cells}
+    records = {c.key: {**c.run, "code": c.code, "config": dict(c.science), "rows": rows_digest(c.rows)} for c in cells}
     write_text(raw / environment / f"{table}.csv", out.getvalue())
     write_text(raw / environment / f"{table}.json", to_json(json.loads(json.dumps(records))))
 

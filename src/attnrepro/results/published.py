@@ -193,15 +193,22 @@ def load_published(path: Path) -> list[PublishedLine]:
     return lines
 
 
-def _not_measured(path: Path) -> list[str]:
-    claims: dict[str, int] = {}
+def load_not_measured(path: Path) -> dict[str, str]:
+    """Claims that no table answers, with the reason, from ``results/published/not_measured.csv``.
+
+    Raises:
+        ValueError: wrong columns, a missing id or reason, or an id that stands there twice, with file and line number.
+    """
+    reasons: dict[str, str] = {}
+    lines: dict[str, int] = {}
     for number, record in _records(path, ("claim", "reason"), ()):
         claim, reason = record["claim"], record["reason"]
         if not _CLAIM.fullmatch(claim) or not reason:
             raise ValueError(f"{path} line {number}: a claim id and a reason are needed")
-        if claims.setdefault(claim, number) != number:
-            raise ValueError(f"{path} line {number}: claim {claim} repeats line {claims[claim]}")
-    return list(claims)
+        if lines.setdefault(claim, number) != number:
+            raise ValueError(f"{path} line {number}: claim {claim} repeats line {lines[claim]}")
+        reasons[claim] = reason
+    return reasons
 
 
 def register(published_dir: Path) -> dict[str, Path]:
@@ -214,7 +221,8 @@ def register(published_dir: Path) -> dict[str, Path]:
     """
     owner: dict[str, Path] = {}
     for path in sorted(published_dir.glob("*.csv")):
-        claims = _not_measured(path) if path.name == NOT_MEASURED else [line.claim for line in load_published(path)]
+        not_measured = path.name == NOT_MEASURED
+        claims = load_not_measured(path) if not_measured else [line.claim for line in load_published(path)]
         for claim in claims:
             if owner.setdefault(claim, path) != path:
                 raise ValueError(f"{path}: claim {claim} also stands in {owner[claim].name}")
