@@ -11,6 +11,8 @@ from attnrepro.app import report
 from attnrepro.app.gather import estimate
 from attnrepro.results.published import load_published, register
 
+from .toy import Inside
+
 ROOT = paths.repository()
 assert ROOT is not None
 RESULTS = ROOT / "results"
@@ -71,7 +73,8 @@ def test_register_has_every_claim_once() -> None:
 
 
 def row(value: float, *, n: int = 1, sd: float | None = None, status: str = "ok") -> dict[str, str]:
-    return {"value": repr(value), "n": str(n), "sd": "" if sd is None else repr(sd), "status": status}
+    spread = "" if sd is None else repr(sd)
+    return {"seed": "0", "value": repr(value), "n": str(n), "sd": spread, "status": status}
 
 
 def test_estimate_over_seeds_has_spread_and_interval() -> None:
@@ -100,3 +103,65 @@ def test_a_readme_without_its_markers_is_said() -> None:
 
 def test_numbers_are_rounded_to_what_every_processor_agrees_on() -> None:
     assert report._cell(0.1 + 0.2) == "0.3" and report._cell(1e-300) == "1e-300" and report._cell(2.0) == "2"
+
+
+# --- what a table may say about its own rows ---
+
+
+def add_to_toy(inside: Inside, source: str, published: str = "") -> None:
+    """Append to the toy table's torch-free half and to its printed numbers."""
+    with (inside.copy.root / "experiments/toy/table.py").open("a") as file:
+        file.write(source)
+    with (inside.copy.root / "results/published/toy.csv").open("a") as file:
+        file.write(published)
+
+
+@pytest.mark.slow
+def test_a_control_that_does_not_hold_fails_the_table_but_not_smoke(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnrepro.app import accept, smoke
+
+    high = "[f'point {r.point} is high' for r in frame.itertuples() if r.estimate > 6]"
+    add_to_toy(inside, f"\n\ndef controls(frame):\n    return {high}\n")
+    assert inside.attnrepro("experiment=toy", "scale=cpu").code == 0
+    outcome = inside.build()
+    (problem,) = outcome.problems
+    assert problem.startswith("toy (cpu-") and problem.endswith(", cpu): point 6 is high")
+    assert outcome.broken == [] and outcome.reports[0].broken == []
+    monkeypatch.setenv("ATTNREPRO_RESULTS", str(inside.results))
+    assert report.main() == 1
+    assert accept.main(["toy"]) == 1
+    assert not (inside.results / "raw").exists()
+    assert smoke.smoke(["toy"], inside.results.parent / "small") == 0
+
+    inside.copy.edit("experiments/toy/table.py", "> 6]", "> 7]")
+    assert inside.build().problems == []
+
+
+@pytest.mark.slow
+def test_controls_that_cannot_run_are_a_fault_of_the_table(inside: Inside) -> None:
+    from attnrepro.app import smoke
+
+    add_to_toy(inside, "\n\ndef controls(frame):\n    return frame.no_such_column\n")
+    assert smoke.smoke(["toy"], inside.results) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hook", "verdict"),
+    [
+        ("", "SOURCE_ERROR"),
+        ("return 0.5, 0.25", "REPRODUCED"),  # 1.25 is 10 units of scale times eps
+        ("return 0.1, 0.25", "INCONCLUSIVE"),  # 50 units
+        ("return (0.5, 0.25) if dict(line.axes)['point'] == '2' else (1.0, 1e-9)", "SOURCE_ERROR"),
+        ("return float(frame.estimate.max()), 0.1", "REPRODUCED"),
+    ],
+)
+def test_a_structural_line_is_judged_in_the_units_of_its_table(inside: Inside, hook: str, verdict: str) -> None:
+    source = f"\n\ndef roundoff(line, frame):\n    {hook}\n" if hook else ""
+    add_to_toy(inside, source, "toy-structural,1,level,mean,,,,structural,,an error that is not there\n")
+    assert inside.attnrepro("experiment=toy", "scale=cpu").code == 0
+    assert inside.build().problems == []
+    words = {line["claim"]: line["verdict"] for line in inside.table() if line["claim"]}
+    assert words == {"toy-exact": "REPRODUCED", "toy-sampling": "WITHIN_NOISE", "toy-structural": verdict}

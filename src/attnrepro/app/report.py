@@ -8,7 +8,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ class TableReport:
     lines: list[dict[str, Any]] = field(default_factory=list)
     checks: list[tuple[Group, MonteCarloCheck]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     shown: Group | None = None
     answer: str = ""
 
@@ -53,9 +54,9 @@ class TableReport:
 
     @property
     def problems(self) -> list[str]:
-        """Why the table fails: our own measurement and theory disagree."""
+        """Why the table fails: our own measurement and theory disagree, or a control of the table did not hold."""
         found = [f"{self.name}: {r['claim']}: {r['note']}" for r in self.lines if r.get("verdict") == "FAILED"]
-        found += self.broken
+        found += self.broken + self.doubts
         for group, check in self.checks:
             if not check.ok:
                 found.append(
@@ -114,6 +115,7 @@ def report_table(table: str, store: Store | None, raw: Path, scales: Sequence[st
                 report.checks.append((group, check))
         except ValueError as error:
             report.broken.append(f"{table} ({group.environment}, {group.scale}): {error}")
+        report.doubts += _doubts(group, module, table)
     if not any(not group.variant for group in found):
         empty = Group("", "", "", own=False, stale=False)
         report.lines += _judged_lines(empty, module, printed)
@@ -126,6 +128,14 @@ def report_table(table: str, store: Store | None, raw: Path, scales: Sequence[st
         answer = getattr(module, "answer", None)
         report.answer = answer(report.shown.frame()) if answer else ""
     return report
+
+
+def _doubts(group: Group, module: Any, table: str) -> list[str]:
+    """What the table's own controls found wrong with a group."""
+    controls = getattr(module, "controls", None)
+    if controls is None or not group.lines:
+        return []
+    return [f"{table} ({group.environment}, {group.scale}): {problem}" for problem in controls(group.frame())]
 
 
 def _derive(group: Group, module: Any, printed: Sequence[PublishedLine]) -> None:
@@ -189,6 +199,7 @@ def _judged_lines(group: Group, module: Any, printed: Sequence[PublishedLine]) -
     base = {"variant": group.variant, "environment": group.environment, "scale": group.scale}
     by_place = {_at(line, module): line for line in group.lines}
     protocols = getattr(module, "protocols", None)
+    roundoff = getattr(module, "roundoff", None)
     frame = group.frame() if group.lines else None
     cases = []
     for one in printed:
@@ -199,7 +210,11 @@ def _judged_lines(group: Group, module: Any, printed: Sequence[PublishedLine]) -
         theory = None if line is None or math.isnan(line["theory"]) else line["theory"]
         ours = _estimate(line)
         reason = group.not_run or ("not run yet" if not group.lines else "its cell was not run")
-        cases.append(Case(one, theory, ours, tuple(options), not_run="" if ours else reason))
+        case = Case(one, theory, ours, tuple(options), not_run="" if ours else reason)
+        if roundoff and frame is not None and one.klass == "structural":
+            scale, eps = roundoff(one, frame)
+            case = replace(case, scale=scale, eps=eps)
+        cases.append(case)
     judged: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for case, judgement in zip(cases, verdicts.judge(cases), strict=True):
         one = case.line
