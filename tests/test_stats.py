@@ -316,3 +316,28 @@ def test_stuck_seeds_are_seen(stuck: int, n: int) -> None:
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=2))
 def test_two_values_cannot_show_two_groups(x: list[float]) -> None:
     assert not stats.is_bistable(x)
+
+
+def test_the_joint_rank_is_exact_for_any_distribution() -> None:
+    """Under the hypothesis p is uniform on 1/(S+1), 2/(S+1), ...: so many vectors, each once the point."""
+    rng = np.random.default_rng(0)
+    joined = np.column_stack([rng.standard_cauchy(40), rng.exponential(size=40), rng.normal(size=40)])
+    found = sorted(stats.joint_rank_p(joined[i], np.delete(joined, i, axis=0)) for i in range(40))
+    assert found == pytest.approx([(i + 1) / 40 for i in range(40)])
+
+
+def test_the_joint_rank_sees_a_vector_whose_numbers_are_ordinary_one_by_one() -> None:
+    rng = np.random.default_rng(1)
+    first = rng.normal(size=199)
+    samples = np.column_stack([first, first + 0.1 * rng.normal(size=199)])
+    assert stats.joint_rank_p([1.0, -1.0], samples) == 1 / 200
+    assert stats.joint_rank_p([1.0, 1.0], samples) > 0.1
+    with_stuck = np.vstack([samples[:-5], np.full((5, 2), 30.0)])
+    assert stats.joint_rank_p([1.0, -1.0], with_stuck) <= 6 / 200
+
+
+def test_the_joint_rank_needs_more_seeds_than_numbers_and_spread_in_each() -> None:
+    assert math.isnan(stats.joint_rank_p([0.0, 0.0], [[1.0, 2.0], [2.0, 1.0]]))
+    assert math.isnan(stats.joint_rank_p([0.0, 0.0], [[1.0, 2.0], [2.0, 2.0], [3.0, 2.0], [4.0, 2.0]]))
+    with pytest.raises(ValueError, match="as long as the point"):
+        stats.joint_rank_p([0.0], [[1.0, 2.0], [2.0, 1.0], [0.0, 1.0]])

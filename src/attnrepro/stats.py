@@ -282,6 +282,28 @@ def hotelling_p(point: ArrayLike, mean: ArrayLike, cov: ArrayLike, n_samples: in
     return float(special.fdtrc(k, n_samples - k, f))
 
 
+def joint_rank_p(point: ArrayLike, samples: ArrayLike) -> float:
+    """p that a vector is one more of the ``samples`` ``[S, k]``, by the rank of its distance from them.
+
+    Mahalanobis distances with mean and covariance of all S + 1 vectors, the point among them, so that under the
+    hypothesis no vector is special and p = #{distances at least the point's} / (S + 1) is exact whatever their
+    distribution (conformal prediction, Vovk, Gammerman and Shafer 2005, section 2.2). Seeds that are stuck widen the
+    covariance and cost power, not validity. nan for S <= k or a singular covariance.
+    """
+    x, array = _finite(point), np.asarray(samples, dtype=np.float64)
+    if array.ndim != 2 or array.shape[1] != x.size or not np.isfinite(array).all():
+        raise ValueError("samples are finite vectors as long as the point, [S, k]")
+    joined = np.vstack([array, x])
+    if len(array) <= x.size or not (np.ptp(array, axis=0) > 0).all():
+        return math.nan
+    centred = (joined - joined.mean(axis=0)) / joined.std(axis=0)
+    covariance = centred.T @ centred / len(joined)
+    if np.linalg.matrix_rank(covariance, hermitian=True) < x.size:
+        return math.nan
+    distance = np.einsum("ik,ik->i", centred, np.linalg.solve(covariance, centred.T).T)
+    return float((distance >= distance[-1] * (1 - 1e-12)).sum() / len(joined))
+
+
 def welch_p(mean_a: float, sd_a: float, n_a: int, mean_b: float, sd_b: float, n_b: int) -> float:
     """Two-sided p that two means differ, spreads unequal (Welch 1947, Biometrika 34).
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from attnrepro.nn.position import rotary
 
@@ -56,7 +57,7 @@ def join(pools: list[Folded]) -> Folded:
 def pool(content: Tensor, folded: Folded) -> Tensor:
     """Logits ``[seeds, M, n]`` of every member for the sequences of its seed, ``[seeds, length, embed_dim, n]``.
 
-    First derivatives only, and none for the content.
+    First derivatives only (a second one raises RuntimeError), and none for the content.
     """
     pooled: Tensor = _Pool.apply(content, *folded[:4])  # type: ignore[no-untyped-call]
     return pooled + folded.bias[..., None]
@@ -79,6 +80,7 @@ class _Pool(torch.autograd.Function):
         return pooled
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         content, weights, values, total, pooled = ctx.saved_tensors
         by_value = weights * (gradient / total)[:, None]

@@ -204,15 +204,15 @@ class PoolEnsemble(SeedEnsemble):
         return torch.cat(total).mean()
 
 
-def accuracy(content: Tensor, labels: Tensor, folded: Folded) -> Tensor:
-    """Share of right answers of each member, ``[seeds, M]`` in float64; a logit of exactly 0 is a wrong answer."""
+def right_answers(content: Tensor, labels: Tensor, folded: Folded) -> Tensor:
+    """How many sequences each member labels right, ``[seeds, M]``; a logit of exactly 0 is a wrong answer."""
     with torch.no_grad():
         seeds, length, _, n = content.shape
         found = []
         for chunk in slabs(seeds, length, n, folded.bias.shape[-1], content.device):
             margin = pool(content[chunk], folded.of(chunk)) * (2 * labels[chunk, None] - 1)
             found.append((margin > 0).sum(-1))
-        return torch.cat(found).double() / n
+        return torch.cat(found)
 
 
 def is_finite(folded: Folded) -> Tensor:

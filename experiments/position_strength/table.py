@@ -1,0 +1,593 @@
+"""position_strength, the torch-free half: parameters, theory, what follows from the seeds, answer and charts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnrepro.config import Cell, distinct, in_range, one_of
+from attnrepro.results.rows import Row
+
+if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
+    import pandas as pd
+
+    from attnrepro.results.published import PublishedLine
+    from attnrepro.results.verdicts import Protocol
+
+NAME = "position_strength"
+AXES = (
+    *("study", "protocol", "encoding", "placement", "strength", "length", "embed_dim"),
+    *("n_train", "learning_rate", "steps", "loss", "part"),
+)
+# What each study varies; the other axes of its rows are blank, unless the command line gives them several values.
+STUDIES = {
+    "strength": ("protocol", "placement", "strength"),
+    "published": ("protocol", "strength"),
+    "alternatives": ("encoding", "strength", "steps"),
+    "budget": ("placement", "strength", "n_train", "learning_rate", "steps"),
+    "population": ("placement", "strength", "loss"),
+    "size": ("strength", "length", "embed_dim"),
+    "codes": ("strength", "length", "embed_dim"),
+}
+# Codes added to the tokens: they have a strength and can be kept out of the values.
+ADDED = ("sinusoidal", "one_hot_first", "one_hot_last", "one_hot_unit", "orthogonal", "gaussian", "layer_norm")
+# Encodings with a strength that stand beside the tokens, are learned, or act on the logits.
+SCALED = ("learned", "concat_sinusoidal", "concat_one_hot", "alibi_near", "alibi_far")
+# Encodings that have no strength.
+FREE = ("logit_bias", "rotary", "rotary_key_bias")
+PLACEMENTS = ("keys_values", "keys")
+# Rows of codes, as many as the code has components.
+SQUARE = ("one_hot_unit", "orthogonal", "concat_one_hot")
+# A seed counts as solved above this test accuracy.
+SOLVED = 0.9
+# Tokens of the document's task.
+TASK_LENGTH = 8
+# What makes a printed number one of the six.
+PRINTED = ("train_accuracy", "test_accuracy")
+
+
+@dataclass
+class Params:
+    """Parameters of the table; ``conf/experiment/position_strength.yaml`` says what each means."""
+
+    study: str
+    protocol: str
+    encoding: list[str]
+    placement: list[str]
+    strength: list[float]
+    length: list[int]
+    embed_dim: list[int]
+    n_train: list[float]
+    n_test: int
+    optimizer: str
+    learning_rate: list[float]
+    steps: list[int]
+    cooldown: float
+    batch_size: int
+    loss: list[str]
+    n_draws: int
+
+    def __post_init__(self) -> None:
+        one_of(self, study=tuple(STUDIES), encoding=(*ADDED, *SCALED, *FREE), placement=PLACEMENTS)
+        one_of(self, optimizer=("adam", "gradient_descent"), loss=("cross_entropy", "smooth_error"))
+        distinct(self, "encoding", "placement", "strength", "length", "embed_dim", "n_train")
+        distinct(self, "learning_rate", "steps", "loss")
+        in_range(self, strength=(0, 1e4), length=(1, 4096), embed_dim=(1, 4096), n_test=(1, 10**8))
+        in_range(self, learning_rate=(0, 1e3), steps=(1, 10**7), cooldown=(0, 1), batch_size=(1, 10**6))
+        in_range(self, n_train=(1, math.inf), n_draws=(0, 10**9))
+        if any(math.isfinite(n) and not float(n).is_integer() for n in self.n_train):
+            raise ValueError(f"n_train={self.n_train} must be whole numbers or inf")
+        if self.study == "codes" and (self.n_draws < 2 or any(d % 2 for d in self.embed_dim)):
+            raise ValueError("study=codes needs n_draws of at least 2 and an even embed_dim, where |p|² is d/2")
+        for encoding in self.encoding:
+            for length in self.length:
+                for embed_dim in self.embed_dim:
+                    _fits(encoding, length, embed_dim)
+
+
+def _fits(encoding: str, length: int, embed_dim: int) -> None:
+    size = f"length={length} and embed_dim={embed_dim}"
+    if encoding in (*SQUARE, "one_hot_first", "one_hot_last") and length > embed_dim:
+        raise ValueError(f"encoding={encoding} needs a component for each position, which {size} do not give")
+    if encoding.startswith("rotary") and embed_dim % 2:
+        raise ValueError(f"encoding={encoding} turns pairs of components: embed_dim={embed_dim} must be even")
+
+
+def shown(p: Params) -> set[str]:
+    """Axes that the rows of a cell fill in."""
+    listed = ("encoding", "placement", "strength", "length", "embed_dim", "n_train", "learning_rate", "steps", "loss")
+    return {"study", *STUDIES[p.study], *(name for name in listed if len(getattr(p, name)) > 1)}
+
+
+def members(p: Params, encoding: str) -> list[dict[str, object]]:
+    """Settings that a seed of one encoding is trained with side by side, as axes of their rows."""
+    if encoding in FREE:
+        return [{}]
+    placements = p.placement if encoding in ADDED else [""]
+    return [{"strength": s, **({"placement": at} if at else {})} for at in placements for s in p.strength]
+
+
+def seconds(cell: Cell) -> float:
+    """Rough time on one core, for planning: 5 ns a step, sequence, position and member at 16 dimensions."""
+    p = cell.params
+    if p.study == "codes":
+        return 1e-5 * p.n_draws * len(cell.seeds)
+    count = sum(len(members(p, encoding)) for encoding in p.encoding) * len(p.learning_rate) * len(p.loss)
+    work = sum(
+        length * (0.7 + d / 50) * (count * n * max(p.steps) + 2 * count * p.n_test * len(p.steps) / 3)
+        for length in p.length
+        for d in p.embed_dim
+        for n in (n if math.isfinite(n) else p.batch_size * (1 + 16 / count) for n in p.n_train)
+    )
+    return 5e-9 * work * len(cell.seeds)
+
+
+def theory(cell: Cell) -> list[Row]:
+    """Exact facts about the sinusoid, and the limit of linear values without positions."""
+    from attnrepro.theory import position_codes
+    from attnrepro.theory.set_functions import mean_sign_accuracy
+
+    p = cell.params
+
+    def row(quantity: str, value: float, statistic: str = "exact", **axes: object) -> Row:
+        return Row(quantity, value, {"study": p.study, **axes}, source="theory", statistic=statistic)
+
+    result = []
+    sizes = [{"length": length, "embed_dim": d} for length in p.length for d in p.embed_dim]
+    if p.study in ("size", "codes"):
+        for size in sizes:
+            if size["length"] > 1:
+                result.append(row("margin", position_codes.margin(position_codes.sinusoid(**size)), **size))
+    if p.study == "codes":
+        for size in sizes:
+            result += [row("code_rms", position_codes.rms(size["embed_dim"]), **size), row("code_max", 1.0, **size)]
+            for strength in p.strength:
+                for part, share in shares(strength).items():
+                    at = {**size, "strength": strength, "part": part}
+                    result.append(row("logit_share", share, "share", **at))
+                ratio = math.sqrt(2) / strength if strength else math.inf
+                if math.isfinite(ratio):
+                    result.append(row("content_to_position", ratio, "value", **size, strength=strength))
+    if p.study == "population" and 0 in p.strength and "cross_entropy" in p.loss and p.length == [TASK_LENGTH]:
+        for placement in p.placement:
+            at = {"placement": placement, "strength": 0.0, "loss": "cross_entropy"}
+            result.append(row("test_accuracy", mean_sign_accuracy(p.length[0]), "mean", **at))
+    return result
+
+
+def shares(strength: float) -> dict[str, float]:
+    """Shares of the logit's power: of self-attention by pairs of parts, and of one learned query."""
+    from attnrepro.theory.position_codes import logit_power_shares, query_logit_shares
+
+    pair, query = logit_power_shares(strength), query_logit_shares(strength)
+    names = ("content_content", "content_position", "position_content", "position_position")
+    return {**dict(zip(names, pair, strict=True)), "query_content": query[0], "query_position": query[1]}
+
+
+def monte_carlo(frame: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+    """Shares of logit power are judged against theory together; the four (or two) of a strength add up to one."""
+    rows = frame[(frame.quantity == "logit_share") & ~frame.part.isin(["position_position", "query_position"])]
+    # The three that are kept of a strength have correlations of at most 1 in size, as every pair of them.
+    groups = rows.groupby(["strength", "length", "embed_dim", rows.part.str.startswith("query")]).size()
+    return rows, float((groups**2).sum())
+
+
+# --- what follows from the seeds ---
+
+
+def derive(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict[str, object]]:
+    """Medians, solved shares, paired differences, needed strengths, and the printed six taken together."""
+    from attnrepro.theory.set_functions import mean_sign_accuracy
+
+    accuracy = frame[frame.quantity == "test_accuracy"]
+    result: list[dict[str, object]] = []
+    for r in accuracy[accuracy.study.isin(["strength", "alternatives", "population"])].to_dict("records"):
+        if r["n"]:
+            result += _spread(r)
+    result += _difference(accuracy, "gain_x1_over_none", {"study": "published"}, "1", "0")
+    result += _difference(accuracy, "gain_x3_over_x1", {"study": "published"}, "3", "1")
+    for r in accuracy[(accuracy.study == "published") & (accuracy.strength == "0")].to_dict("records"):
+        limit = mean_sign_accuracy(TASK_LENGTH)
+        over = {seed: value - limit for seed, value in r["by_seed"].items()}
+        result.append(_of_seeds("above_the_linear_limit", "mean", r, over))
+    result += _more_steps(accuracy)
+    result += _plateau(accuracy)
+    result += _needed(accuracy)
+    return result + _together(frame, published)
+
+
+def _of_seeds(
+    quantity: str, statistic: str, at: Mapping[str, Any], by_seed: Mapping[str, float], *, failed: int = 0
+) -> dict[str, object]:
+    """A line of values that each belong to a seed."""
+    from attnrepro import stats
+
+    line: dict[str, object] = {
+        **{axis: at.get(axis, "") for axis in AXES},
+        "quantity": quantity,
+        "statistic": statistic,
+    }
+    line |= {"n": len(by_seed), "n_failed": failed, "theory": math.nan, "estimate": math.nan, "sd": math.nan}
+    if by_seed:
+        values = list(by_seed.values())
+        interval = stats.mean_interval(values)
+        half = (interval.high - interval.low) / 2
+        line |= {"estimate": interval.value, "ci_low": interval.low, "ci_high": interval.high, "seeds": tuple(values)}
+        if len(values) > 1:
+            import numpy as np
+
+            line["sd"] = float(np.std(values, ddof=1)) if half else 0.0
+    return line
+
+
+def _spread(r: Mapping[str, Any]) -> Iterator[dict[str, object]]:
+    """Median of the seeds and the share of them above ``SOLVED``, which a mean hides where seeds part."""
+    from attnrepro import stats
+
+    values = list(r["by_seed"].values())
+    base = {axis: r[axis] for axis in AXES} | {"n": len(values), "n_failed": r["n_failed"], "theory": math.nan}
+    for quantity, statistic, interval in (
+        ("test_accuracy", "median", stats.median_interval(values)),
+        ("solved", "share", stats.share_interval(sum(v > SOLVED for v in values), len(values))),
+    ):
+        yield {
+            **base,
+            "quantity": quantity,
+            "statistic": statistic,
+            "estimate": interval.value,
+            "sd": math.nan,
+            "ci_low": interval.low,
+            "ci_high": interval.high,
+        }
+
+
+def _pairs(
+    frame: pd.DataFrame, axis: str, first: str, second: str, combine: Callable[[float, float], float]
+) -> Iterator[tuple[Mapping[str, Any], dict[str, float], int]]:
+    """Both ends of an axis seed by seed, for every setting of the other axes; and how many seeds lack an end."""
+    others = [a for a in AXES if a != axis]
+    for _, part in frame.groupby(others, sort=False):
+        ends = {r[axis]: r for r in part.to_dict("records")}
+        if first in ends and second in ends:
+            a, b = ends[first]["by_seed"], ends[second]["by_seed"]
+            both = {seed: combine(a[seed], b[seed]) for seed in a if seed in b}
+            failed = max(r["n"] + r["n_failed"] for r in (ends[first], ends[second])) - len(both)
+            yield {**ends[first], axis: ""}, both, failed
+
+
+def _difference(
+    accuracy: pd.DataFrame, quantity: str, where: Mapping[str, str], first: str, second: str
+) -> Iterator[dict[str, object]]:
+    """Paired difference between two strengths."""
+    rows = accuracy[(accuracy[list(where)] == list(where.values())).all(axis=1)]
+    for at, values, failed in _pairs(rows, "strength", first, second, lambda a, b: a - b):
+        yield _of_seeds(quantity, "paired_difference", at, values, failed=failed)
+
+
+def _more_steps(accuracy: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """What four times the steps change, seed by seed, in the budget study."""
+    rows = accuracy[accuracy.study == "budget"]
+    ends = sorted({int(float(s)) for s in rows.steps if s})[-2:]
+    if len(ends) == 2:
+        for at, values, failed in _pairs(rows, "steps", str(ends[1]), str(ends[0]), lambda a, b: a - b):
+            yield _of_seeds(f"gain_{ends[0]}_to_{ends[1]}_steps", "paired_difference", at, values, failed=failed)
+
+
+def _plateau(accuracy: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Accuracy at x16 over that at x6, the median over seeds: 1 on a plateau."""
+    from attnrepro import stats
+
+    rows = accuracy[accuracy.study == "strength"]
+    for at, values, failed in _pairs(rows, "strength", "16", "6", lambda a, b: a / b):
+        if values:
+            median = stats.median_interval(list(values.values()))
+            line = _of_seeds("plateau_x16_over_x6", "median", at, values, failed=failed)
+            yield {**line, "estimate": median.value, "ci_low": median.low, "ci_high": median.high} | {
+                "sd": math.nan,
+                "seeds": (),
+            }
+
+
+def _needed(accuracy: pd.DataFrame) -> list[dict[str, object]]:
+    """Strength at which a seed first passes ``SOLVED``, between the strengths it was trained at, and that times m."""
+    from attnrepro.theory.position_codes import margin, sinusoid
+
+    rows = accuracy[accuracy.study == "size"].copy()
+    result = []
+    for (length, embed_dim), part in rows.groupby(["length", "embed_dim"], sort=False):
+        points = sorted((float(r["strength"]), r["by_seed"]) for r in part.to_dict("records"))
+        seeds = {seed: None for _, by_seed in points for seed in by_seed}
+        crossings = {seed: _crossing([(s, by[seed]) for s, by in points if seed in by]) for seed in seeds}
+        found = {seed: at for seed, at in crossings.items() if at is not None}
+        total = max(r["n"] + r["n_failed"] for r in part.to_dict("records"))
+        at = {"study": "size", "length": length, "embed_dim": embed_dim}
+        unit = margin(sinusoid(int(length), int(embed_dim))) if int(length) > 1 else math.nan
+        result.append(_of_seeds("needed_strength", "crossover", at, found, failed=total - len(found)))
+        if math.isfinite(unit):
+            times = {seed: value * unit for seed, value in found.items()}
+            result.append(_of_seeds("needed_strength_x_margin", "crossover", at, times, failed=total - len(found)))
+    return result
+
+
+def _crossing(points: Sequence[tuple[float, float]]) -> float | None:
+    """Where the straight lines between the points first pass ``SOLVED`` upwards; None if they do not."""
+    for (s0, a0), (s1, a1) in itertools.pairwise(points):
+        if a0 <= SOLVED < a1:
+            return s0 + (SOLVED - a0) / (a1 - a0) * (s1 - s0)
+    return None
+
+
+def _printed(published: Sequence[PublishedLine]) -> dict[tuple[str, str], PublishedLine]:
+    """The printed numbers by quantity and strength."""
+    return {
+        (line.quantity, dict(line.axes)["strength"]): line
+        for line in published
+        if line.klass == "single_run" and line.quantity in PRINTED
+    }
+
+
+def _samples(frame: pd.DataFrame, quantity: str, strength: str) -> dict[str, dict[str, float]]:
+    """Values by seed of a printed number under each protocol."""
+    rows = frame[(frame.study == "published") & (frame.quantity == quantity) & (frame.strength == strength)]
+    return {str(r["protocol"]): r["by_seed"] for r in rows.to_dict("records") if r["by_seed"]}
+
+
+def _together(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict[str, object]]:
+    """p of all printed numbers at once under each protocol, by rank: some seeds are stuck, so no normal law holds."""
+    from attnrepro import stats
+
+    printed = _printed(published)
+    by_number = {place: _samples(frame, *place) for place in printed}
+    result = []
+    for protocol in dict.fromkeys(name for found in by_number.values() for name in found):
+        columns = [found.get(protocol, {}) for found in by_number.values()]
+        seeds = [seed for seed in columns[0] if all(seed in column for column in columns)]
+        samples = [[column[seed] for column in columns] for seed in seeds]
+        point = [line.published for line in printed.values() if line.published is not None]
+        p = stats.joint_rank_p(point, samples) if len(seeds) > len(columns) else math.nan
+        if not math.isnan(p):
+            line = _of_seeds("published_numbers_p", "value", {"study": "published", "protocol": protocol}, {})
+            result.append({**line, "estimate": p, "n": len(seeds)})
+    return result
+
+
+def protocols(line: PublishedLine, frame: pd.DataFrame) -> list[Protocol]:
+    """A printed number as one more seed of each preset that was declared before the run."""
+    from attnrepro.results.verdicts import Protocol
+
+    if line.quantity not in PRINTED:
+        return []
+    strength = dict(line.axes)["strength"]
+    result = []
+    for name, by_seed in sorted(_samples(frame, line.quantity, strength).items()):
+        values = tuple(by_seed.values())
+        mean = sum(values) / len(values)
+        result.append(Protocol(f"protocol {name}", mean, 0.0, values, number=f"{line.quantity} at x{strength}"))
+    return result
+
+
+def controls(frame: pd.DataFrame) -> list[str]:
+    """What cannot know the position must fail: pools without a code, and ALiBi that favours the other end."""
+    from attnrepro.theory.set_functions import bayes_accuracy
+
+    limit = bayes_accuracy(TASK_LENGTH)
+    rows = frame[(frame.quantity == "test_accuracy") & (frame.statistic == "mean") & (frame.n > 1)]
+    blind = rows[((rows.strength == "0") & (rows.length == "")) | (rows.encoding == "alibi_far")]
+    problems = [
+        f"{r.study}: accuracy {r.estimate:.4f} [{r.ci_low:.4f}, {r.ci_high:.4f}] without knowing the position, above"
+        f" the {limit:.4f} of the best permutation-invariant model"
+        for r in blind.itertuples()
+        if r.ci_low > limit
+    ]
+    return problems if len(blind) else ["there is no pool without positions to compare with"]
+
+
+# --- answer and charts ---
+
+
+def answer(frame: pd.DataFrame) -> str:
+    """What the rows say."""
+
+    def find(quantity: str, statistic: str = "mean", **axes: str) -> pd.DataFrame:
+        rows = frame[(frame.quantity == quantity) & (frame.statistic == statistic)]
+        for axis, value in axes.items():
+            rows = rows[rows[axis] == value]
+        return rows[rows.n > 0]
+
+    def said(rows: pd.DataFrame, digits: int = 3) -> str:
+        if rows.empty:
+            return "not measured"
+        r = rows.iloc[0]
+        return f"{r.estimate:.{digits}f} [{r.ci_low:.{digits}f}, {r.ci_high:.{digits}f}]"
+
+    default = {"study": "published", "protocol": "I"}
+    if find("test_accuracy", **default).empty:
+        return ""
+    none, one, three = (said(find("test_accuracy", **default, strength=s)) for s in ("0", "1", "3"))
+    count = int(find("test_accuracy", **default).n.max())
+    parts = [f"Test accuracy is {none} without positions, {one} with the sinusoid and {three} with x3 ({count} seeds)."]
+    joint = find("published_numbers_p", "value").sort_values("protocol")
+    fitting = [f"{r.protocol} (joint p = {r.estimate:.2f})" for r in joint.itertuples() if r.estimate > 0.05]
+    if len(fitting) > 1:
+        parts.append(f"The printed six fit protocols {', '.join(fitting)} alike, so they do not identify the protocol.")
+    steps = frame[frame.quantity.str.startswith("gain_") & (frame.study == "budget") & (frame.n > 0)]
+    steps = steps[(steps.strength == "1") & (steps.placement == "keys_values") & (steps.learning_rate == "0.01")]
+    at = {"study": "population", "strength": "1"}
+    fresh = said(find("test_accuracy", **at, placement="keys_values", loss="cross_entropy"))
+    keys = said(find("test_accuracy", **at, placement="keys", loss="cross_entropy"))
+    best = find("test_accuracy", "median", **at, placement="keys_values", loss="smooth_error")
+    if len(steps) and len(best):
+        more = steps.iloc[0].quantity.removeprefix("gain_").removesuffix("_steps").replace("_to_", " to ")
+        parts.append(
+            f"x1 is not merely slower: going from {more} steps changes it by {said(steps, 4)}, and new data at every"
+            f" step end at {fresh} (code in the keys only: {keys}). Maximising accuracy itself reaches a median of"
+            f" {best.iloc[0].estimate:.3f}, so what limits x1 is strength under training with cross-entropy."
+        )
+    solved = {
+        s: find("solved", "share", study="strength", protocol="I", placement="keys_values", strength=s) for s in "48"
+    }
+    loud = find("solved", "share", study="strength", protocol="I", placement="keys_values", strength="16")
+    if len(solved["4"]) and len(loud):
+        parts.append(
+            f"Louder is not better without end: the share of seeds above {SOLVED} is {said(solved['4'], 2)} at x4 and"
+            f" {said(loud, 2)} at x16."
+        )
+    return " ".join(parts)
+
+
+def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
+    """Strength curves with the printed points, solved shares, alternatives, budget, and needed strength."""
+    chosen = [_curve(frame), _solved(frame), _alternatives(frame), _budget(frame), _margins(frame)]
+    return [chart for chart in chosen if chart is not None]
+
+
+COLUMNS = ("estimate", "ci_low", "ci_high", "published", "theory")
+PLACED = {"keys_values": "in keys and values", "keys": "in keys only"}
+
+
+def _values(rows: pd.DataFrame, **names: pd.Series) -> list[dict[str, Any]]:
+    """Records for Vega-Lite, with the columns that charts use; a missing number is left out, JSON has no nan."""
+    data = rows[[c for c in COLUMNS if c in rows]].assign(**names)
+    return [{k: v for k, v in record.items() if v == v} for record in data.to_dict("records")]
+
+
+def _layers(base: Any, x: Any, y_title: str, *, line: bool, extra: Sequence[str] = (), printed: bool = False) -> Any:
+    import altair as alt
+
+    scale = alt.Scale(zero=False, padding=8)
+
+    def y(field: str) -> alt.Y:
+        return alt.Y(f"{field}:Q", title=y_title, scale=scale)
+
+    tip = [alt.Tooltip(f"{name}:N") for name in extra]
+    tip += [alt.Tooltip(f"{name}:Q", format=".4f") for name in ("estimate", "ci_low", "ci_high")]
+    layers = [
+        base.mark_rule(style="interval").encode(x=x, y=y("ci_low"), y2="ci_high:Q"),
+        base.mark_point(style="measured").encode(x=x, y=y("estimate"), tooltip=tip),
+    ]
+    if line:
+        layers.insert(0, base.mark_line(opacity=0.5).encode(x=x, y=y("estimate")))
+    if printed:
+        layers.append(
+            base.transform_filter("isValid(datum.published)")
+            .mark_point(style="published")
+            .encode(x=x, y=y("published"), tooltip=[alt.Tooltip("published:Q")])
+        )
+    return alt.layer(*layers)
+
+
+def _strength_axis() -> Any:
+    import altair as alt
+
+    return (
+        alt.X("strength:Q", title="strength of the sinusoid")
+        .scale(type="symlog", constant=0.5)
+        .axis(values=[0, 0.5, 1, 2, 3, 4, 8, 16, 32], format="~g")
+    )
+
+
+def _curve(frame: pd.DataFrame) -> Mapping[str, Any] | None:
+    import altair as alt
+
+    rows = frame[(frame.quantity == "test_accuracy") & (frame.statistic == "mean") & (frame.n > 0)]
+    curve = rows[(rows.study == "strength") & (rows.protocol == "I")]
+    printed = rows[(rows.study == "published") & (rows.protocol == "I") & rows.published.notna()]
+    if curve.empty:
+        return None
+    values = _values(
+        curve.drop(columns="published"), strength=curve.strength.astype(float), where=curve.placement.map(PLACED)
+    )
+    marks = [
+        {"strength": float(r.strength), "published": r.published, "where": PLACED["keys_values"]}
+        for r in printed.itertuples()
+    ]
+    base = alt.Chart(alt.Data(values=values + marks)).encode(color=alt.Color("where:N", title=None))
+    title = "Test accuracy against strength, mean of the seeds (protocol I)"
+    chart = _layers(base, _strength_axis(), "test accuracy", line=True, extra=["where", "strength"], printed=True)
+    return chart.properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
+
+
+def _solved(frame: pd.DataFrame) -> Mapping[str, Any] | None:
+    import altair as alt
+
+    rows = frame[(frame.quantity == "solved") & (frame.study == "strength") & (frame.protocol == "I")]
+    if rows.empty:
+        return None
+    values = _values(
+        rows.drop(columns="published"), strength=rows.strength.astype(float), where=rows.placement.map(PLACED)
+    )
+    base = alt.Chart(alt.Data(values=values)).encode(color=alt.Color("where:N", title=None))
+    title = f"Share of seeds with test accuracy above {SOLVED} (protocol I)"
+    chart = _layers(base, _strength_axis(), "share of seeds", line=True, extra=["where", "strength"])
+    return chart.properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
+
+
+def _alternatives(frame: pd.DataFrame) -> Mapping[str, Any] | None:
+    import altair as alt
+
+    rows = frame[(frame.study == "alternatives") & (frame.quantity == "test_accuracy") & (frame.statistic == "mean")]
+    rows = rows[(rows.n > 0) & rows.strength.isin(["", "1"])]
+    if rows.empty:
+        return None
+    values = _values(
+        rows.drop(columns="published"), encoding=rows.encoding.str.replace("_", " "), steps=rows.steps + " steps"
+    )
+    order = list(dict.fromkeys(rows.sort_values("estimate", ascending=False).encoding.str.replace("_", " ")))
+    base = alt.Chart(alt.Data(values=values)).encode(
+        y=alt.Y("encoding:N", title=None, sort=order), color=alt.Color("steps:N", title=None)
+    )
+    x = alt.Scale(zero=False, padding=8)
+    tip = [
+        alt.Tooltip(f"{c}:{'N' if c in ('encoding', 'steps') else 'Q'}") for c in ("encoding", "steps", *COLUMNS[:3])
+    ]
+    title = "Encodings at the row norm of the sinusoid x1, or without a strength: test accuracy (protocol A)"
+    chart = alt.layer(
+        base.mark_rule(style="interval").encode(x=alt.X("ci_low:Q", title="test accuracy", scale=x), x2="ci_high:Q"),
+        base.mark_point(style="measured").encode(x=alt.X("estimate:Q", title="test accuracy", scale=x), tooltip=tip),
+    )
+    return chart.properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
+
+
+def _budget(frame: pd.DataFrame) -> Mapping[str, Any] | None:
+    import altair as alt
+
+    rows = frame[(frame.study == "budget") & (frame.quantity == "test_accuracy") & (frame.statistic == "mean")]
+    rows = rows[(rows.n > 0) & (rows.placement == "keys_values") & (rows.strength != "0")]
+    rows = rows[rows.learning_rate == "0.01"]
+    # The sizes of the data were measured after one number of steps, the steps at one size of the data.
+    sizes, budgets = rows.groupby("steps").n_train.nunique(), rows.groupby("n_train").steps.nunique()
+    data, steps = rows[rows.steps == sizes.idxmax()], rows[rows.n_train == budgets.idxmax()]
+    found = []
+    for part, axis, name in ((steps, "steps", "steps"), (data, "n_train", "training sequences")):
+        if part.empty:
+            continue
+        values = _values(
+            part.drop(columns="published"), at=part[axis].astype(float), strength="x" + part.strength.astype(str)
+        )
+        base = alt.Chart(alt.Data(values=values)).encode(color=alt.Color("strength:N", title=None))
+        x = alt.X("at:Q", title=name).scale(type="log").axis(format="~s")
+        found.append(_layers(base, x, "test accuracy", line=True, extra=["strength", "at"]).properties(width=260))
+    if not found:
+        return None
+    title = "Does x1 only need more? Test accuracy against the budget (protocol A)"
+    return alt.hconcat(*found).properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
+
+
+def _margins(frame: pd.DataFrame) -> Mapping[str, Any] | None:
+    import altair as alt
+
+    needed = frame[(frame.quantity == "needed_strength") & (frame.n > 0)]
+    exact = frame[(frame.quantity == "margin") & (frame.study == "size")].set_index(["length", "embed_dim"]).estimate
+    if needed.empty:
+        return None
+    at = [exact.get((r.length, r.embed_dim), math.nan) for r in needed.itertuples()]
+    size = "length " + needed.length.astype(str) + ", d = " + needed.embed_dim.astype(str)
+    values = _values(needed.drop(columns="published"), margin=at, size=size)
+    base = alt.Chart(alt.Data(values=values))
+    x = alt.X("margin:Q", title="margin of the sinusoid at x1").scale(type="log", nice=False, padding=12)
+    title = f"Strength needed for a test accuracy of {SOLVED} against the margin of the code (keys only)"
+    chart = _layers(base, x, "needed strength", line=False, extra=["size", "margin"])
+    return chart.properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
