@@ -7,6 +7,9 @@ SCALE  ?= auto
 JOBS   ?=
 ARGS   ?=
 TORCH  ?=
+CLAIM  ?=
+# The Python of the GPU machine, for wheels of compiled packages.
+GPU_PYTHON ?= 3.12
 RUN     = $(PY) scripts/reproduce.py $(if $(JOBS),--jobs $(JOBS)) $(TABLE) scale=$(SCALE) $(ARGS)
 
 # Two workers with as many BLAS threads as cores each would only be in each other's way.
@@ -23,7 +26,8 @@ TORCH_SIZE_cpu := 0.5 GB to download, 1.6 GB on disk
 TORCH_SIZE_    := up to 3 GB to download where pip takes the CUDA build of torch (TORCH=cpu takes 0.5 GB)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce-all reproduce plan smoke tables accept dashboard test test-fast lint clean named
+.PHONY: help setup reproduce-all reproduce plan smoke tables accept verify check why dashboard test test-fast lint \
+        gpu-wheels clean named
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -66,8 +70,18 @@ dashboard: tables ## results/dashboard.html, and where it lies (3 s)
 accept: setup ## your finished cells become the committed reference, all or TABLE (1 s)
 	@$(PY) scripts/accept.py $(TABLE)
 
-test: lint ## lint, types, all tests, smoke (3 min)
+verify: setup ## is everything committed consistent? rows, claims, tables, README block (2 s)
+	@$(PY) scripts/verify.py
+
+check: setup ## your rows against the committed reference, all or TABLE (2 s)
+	@$(PY) scripts/check.py $(TABLE)
+
+why: setup ## CLAIM=<id>: where it is printed, our verdict, the command that measures it again (2 s)
+	@$(PY) scripts/why.py $(CLAIM)
+
+test: lint ## lint, types, all tests, verify, smoke (3 min)
 	@$(ONE) $(PY) -m pytest -n auto
+	@$(PY) scripts/verify.py
 	@$(PY) scripts/smoke.py
 
 test-fast: setup ## the tests that need no long run (1 min)
@@ -77,6 +91,17 @@ lint: setup ## ruff and mypy --strict (15 s)
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
+
+# Without dependencies: torch and what comes with it are the GPU machine's own. The first three are Python alone, antlr4
+# is built here because there is no wheel of it; the other two are compiled, for glibc 2.17 or later on x86-64.
+gpu-wheels: ## build/gpu-wheels: what scripts/gpu_check.sh may miss on a machine without network (GPU_PYTHON=3.12)
+	@rm -rf build/gpu-wheels
+	@$(PYTHON) -m pip wheel --disable-pip-version-check -q --no-deps -c constraints.txt -w build/gpu-wheels \
+	  hydra-core omegaconf antlr4-python3-runtime
+	@$(PYTHON) -m pip download --disable-pip-version-check -q --no-deps -c constraints.txt -d build/gpu-wheels \
+	  --only-binary :all: --python-version $(GPU_PYTHON) \
+	  $(foreach glibc,2_17 2_27 2_28,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64 PyYAML scipy
+	@ls -sh1 build/gpu-wheels
 
 clean: ## caches and build files; never results
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -440,7 +440,14 @@ def answer(frame: pd.DataFrame) -> str:
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     """Strength curves with the printed points, solved shares, alternatives, budget, and needed strength."""
-    chosen = [_curve(frame), _solved(frame), _alternatives(frame), _budget(frame), _margins(frame)]
+    chosen = [
+        _curve(frame),
+        _solved(frame),
+        _alternatives(frame),
+        _margins(frame),
+        _budget(frame, "steps", "Is x1 only slower? Accuracy against steps (protocol A)"),
+        _budget(frame, "n_train", "Is x1 short of data? Accuracy against n (protocol A)"),
+    ]
     return [chart for chart in chosen if chart is not None]
 
 
@@ -505,7 +512,7 @@ def _curve(frame: pd.DataFrame) -> Mapping[str, Any] | None:
         for r in printed.itertuples()
     ]
     base = alt.Chart(alt.Data(values=values + marks)).encode(color=alt.Color("where:N", title=None))
-    title = "Test accuracy against strength, mean of the seeds (protocol I)"
+    title = "Test accuracy against strength (protocol I)"
     chart = _layers(base, _strength_axis(), "test accuracy", line=True, extra=["where", "strength"], printed=True)
     return chart.properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
 
@@ -520,7 +527,7 @@ def _solved(frame: pd.DataFrame) -> Mapping[str, Any] | None:
         rows.drop(columns="published"), strength=rows.strength.astype(float), where=rows.placement.map(PLACED)
     )
     base = alt.Chart(alt.Data(values=values)).encode(color=alt.Color("where:N", title=None))
-    title = f"Share of seeds with test accuracy above {SOLVED} (protocol I)"
+    title = f"Share of seeds above {SOLVED} (protocol I)"
     chart = _layers(base, _strength_axis(), "share of seeds", line=True, extra=["where", "strength"])
     return chart.properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
 
@@ -543,7 +550,7 @@ def _alternatives(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     tip = [
         alt.Tooltip(f"{c}:{'N' if c in ('encoding', 'steps') else 'Q'}") for c in ("encoding", "steps", *COLUMNS[:3])
     ]
-    title = "Encodings at the row norm of the sinusoid x1, or without a strength: test accuracy (protocol A)"
+    title = "Other encodings at the row norm of x1 (protocol A)"
     chart = alt.layer(
         base.mark_rule(style="interval").encode(x=alt.X("ci_low:Q", title="test accuracy", scale=x), x2="ci_high:Q"),
         base.mark_point(style="measured").encode(x=alt.X("estimate:Q", title="test accuracy", scale=x), tooltip=tip),
@@ -551,29 +558,25 @@ def _alternatives(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     return chart.properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
 
 
-def _budget(frame: pd.DataFrame) -> Mapping[str, Any] | None:
+def _budget(frame: pd.DataFrame, axis: str, title: str) -> Mapping[str, Any] | None:
     import altair as alt
 
     rows = frame[(frame.study == "budget") & (frame.quantity == "test_accuracy") & (frame.statistic == "mean")]
-    rows = rows[(rows.n > 0) & (rows.placement == "keys_values") & (rows.strength != "0")]
+    rows = rows[(rows.n > 0) & (rows.placement == "keys_values") & rows.strength.isin(["1", "3"])]
     rows = rows[rows.learning_rate == "0.01"]
     # The sizes of the data were measured after one number of steps, the steps at one size of the data.
-    sizes, budgets = rows.groupby("steps").n_train.nunique(), rows.groupby("n_train").steps.nunique()
-    data, steps = rows[rows.steps == sizes.idxmax()], rows[rows.n_train == budgets.idxmax()]
-    found = []
-    for part, axis, name in ((steps, "steps", "steps"), (data, "n_train", "training sequences")):
-        if part.empty:
-            continue
-        values = _values(
-            part.drop(columns="published"), at=part[axis].astype(float), strength="x" + part.strength.astype(str)
-        )
-        base = alt.Chart(alt.Data(values=values)).encode(color=alt.Color("strength:N", title=None))
-        x = alt.X("at:Q", title=name).scale(type="log").axis(format="~s")
-        found.append(_layers(base, x, "test accuracy", line=True, extra=["strength", "at"]).properties(width=260))
-    if not found:
+    other = "steps" if axis == "n_train" else "n_train"
+    rows = rows[rows[other] == rows.groupby(other)[axis].nunique().idxmax()] if len(rows) else rows
+    if rows.empty:
         return None
-    title = "Does x1 only need more? Test accuracy against the budget (protocol A)"
-    return alt.hconcat(*found).properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
+    values = _values(
+        rows.drop(columns="published"), at=rows[axis].astype(float), strength="x" + rows.strength.astype(str)
+    )
+    base = alt.Chart(alt.Data(values=values)).encode(color=alt.Color("strength:N", title=None))
+    ticks = sorted({float(v) for v in rows[axis]})
+    x = alt.X("at:Q", title=axis).scale(type="log", nice=False, padding=12).axis(values=ticks, format="~s")
+    chart = _layers(base, x, "test accuracy", line=True, extra=["strength", "at"])
+    return chart.properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
 
 
 def _margins(frame: pd.DataFrame) -> Mapping[str, Any] | None:
@@ -588,6 +591,6 @@ def _margins(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     values = _values(needed.drop(columns="published"), margin=at, size=size)
     base = alt.Chart(alt.Data(values=values))
     x = alt.X("margin:Q", title="margin of the sinusoid at x1").scale(type="log", nice=False, padding=12)
-    title = f"Strength needed for a test accuracy of {SOLVED} against the margin of the code (keys only)"
+    title = f"Strength that reaches {SOLVED}, by margin of the code"
     chart = _layers(base, x, "needed strength", line=False, extra=["size", "margin"])
     return chart.properties(title=title, description=title).to_dict()  # type: ignore[no-any-return]
