@@ -78,8 +78,8 @@ class Params:
         in_range(self, strength=(0, 1e4), length=(1, 4096), embed_dim=(1, 4096), n_test=(1, 10**8))
         in_range(self, learning_rate=(0, 1e3), steps=(1, 10**7), cooldown=(0, 1), batch_size=(1, 10**6))
         in_range(self, n_train=(1, math.inf), n_draws=(0, 10**9))
-        if any(math.isfinite(n) and not float(n).is_integer() for n in self.n_train):
-            raise ValueError(f"n_train={self.n_train} must be whole numbers or inf")
+        if any(math.isfinite(n) and not (float(n).is_integer() and n <= 1e9) for n in self.n_train):
+            raise ValueError(f"n_train={self.n_train} must be whole numbers up to 1e9, or inf")
         if self.study == "codes" and (self.n_draws < 2 or any(d % 2 for d in self.embed_dim)):
             raise ValueError("study=codes needs n_draws of at least 2 and an even embed_dim, where |p|² is d/2")
         for encoding in self.encoding:
@@ -192,7 +192,7 @@ def derive(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict
     for r in accuracy[(accuracy.study == "published") & (accuracy.strength == "0")].to_dict("records"):
         limit = mean_sign_accuracy(TASK_LENGTH)
         over = {seed: value - limit for seed, value in r["by_seed"].items()}
-        result.append(_of_seeds("above_the_linear_limit", "mean", r, over))
+        result.append(_of_seeds("above_the_linear_limit", "mean", r, over, failed=r["n_failed"]))
     result += _more_steps(accuracy)
     result += _plateau(accuracy)
     result += _needed(accuracy)
@@ -245,7 +245,7 @@ def _spread(r: Mapping[str, Any]) -> Iterator[dict[str, object]]:
 
 
 def _pairs(
-    frame: pd.DataFrame, axis: str, first: str, second: str, combine: Callable[[float, float], float]
+    frame: pd.DataFrame, axis: str, first: str, second: str, combine: Callable[[float, float], float | None]
 ) -> Iterator[tuple[Mapping[str, Any], dict[str, float], int]]:
     """Both ends of an axis seed by seed, for every setting of the other axes; and how many seeds lack an end."""
     others = [a for a in AXES if a != axis]
@@ -253,7 +253,8 @@ def _pairs(
         ends = {r[axis]: r for r in part.to_dict("records")}
         if first in ends and second in ends:
             a, b = ends[first]["by_seed"], ends[second]["by_seed"]
-            both = {seed: combine(a[seed], b[seed]) for seed in a if seed in b}
+            pairs = ((seed, combine(a[seed], b[seed])) for seed in a if seed in b)
+            both = {seed: value for seed, value in pairs if value is not None}
             failed = max(r["n"] + r["n_failed"] for r in (ends[first], ends[second])) - len(both)
             yield {**ends[first], axis: ""}, both, failed
 
@@ -281,7 +282,7 @@ def _plateau(accuracy: pd.DataFrame) -> Iterator[dict[str, object]]:
     from attnrepro import stats
 
     rows = accuracy[accuracy.study == "strength"]
-    for at, values, failed in _pairs(rows, "strength", "16", "6", lambda a, b: a / b):
+    for at, values, failed in _pairs(rows, "strength", "16", "6", lambda a, b: a / b if b else None):
         if values:
             median = stats.median_interval(list(values.values()))
             line = _of_seeds("plateau_x16_over_x6", "median", at, values, failed=failed)

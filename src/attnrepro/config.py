@@ -198,7 +198,7 @@ def typed(cfg: DictConfig | Mapping[str, Any]) -> Config:
     try:
         OmegaConf.resolve(body)
     except OmegaConfBaseException as error:
-        raise BadInput(f"{_unresolved(body, error)}: {_first_line(error)}") from error
+        raise BadInput(f"{_unresolved(body, error)}: {_missing_preset(body, error) or _first_line(error)}") from error
     table = body.get("table")
     if not table:
         raise BadInput("the configuration names no table: choose one with experiment=<table>")
@@ -304,6 +304,13 @@ def _unresolved(node: Any, error: OmegaConfBaseException, prefix: str = "") -> s
         if isinstance(child, DictConfig | ListConfig) and (found := _unresolved(child, error, f"{name}.")):
             return found
     return error.full_key or ""
+
+
+def _missing_preset(body: DictConfig, error: OmegaConfBaseException) -> str:
+    """What to say when a value comes from a preset that there is not."""
+    found = re.search(r"[Ii]nterpolation key 'presets\.([^'.]*)\.?[^']*' not found", str(error))
+    presets = body.get("presets") if found else None
+    return f"there is no preset {found[1]}; choices: {', '.join(map(str, presets))}" if found and presets else ""
 
 
 def make_cell(config: Config, *, accelerator: str, hardware: str, inputs: str = "") -> Cell:
