@@ -477,7 +477,9 @@ def _layers(base: Any, x: Any, y_title: str, *, line: bool, extra: Sequence[str]
         base.mark_point(style="measured").encode(x=x, y=y("estimate"), tooltip=tip),
     ]
     if line:
-        layers.insert(0, base.mark_line(opacity=0.5).encode(x=x, y=y("estimate")))
+        # Records of printed numbers have no estimate and would tear the line.
+        drawn = base.transform_filter("isValid(datum.estimate)")
+        layers.insert(0, drawn.mark_line(opacity=0.5).encode(x=x, y=y("estimate")))
     if printed:
         layers.append(
             base.transform_filter("isValid(datum.published)")
