@@ -46,7 +46,7 @@ $(VENV)/.current: pyproject.toml constraints.txt
 	  $(if $(TORCH),'torch==2.13.0+$(TORCH)') -c constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce-all: setup ## every table, reports and dashboard; finished cells are reused (2 min)
+reproduce-all: setup ## every table, reports and dashboard; finished cells are reused (5 min)
 	@$(PY) scripts/reproduce.py $(if $(JOBS),--jobs $(JOBS)) scale=$(SCALE) $(ARGS)
 
 named:
