@@ -20,6 +20,7 @@ FLOORS = {
     "attnrepro.codeversion": 0,
     "attnrepro.config": 0,
     "attnrepro.environment": 0,
+    "attnrepro.fetch": 0,
     "attnrepro.paths": 0,
     "attnrepro.results": 0,
     "attnrepro.stats": 0,

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 SCALES = ("smoke", "cpu", "full")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true")
+DATA = ("none", "digits", "fashion_mnist", "cifar10", "cifar100", "hub")
 
 
 # In a YAML: ${range:64} or ${range:64,256} are seeds by the hundred without listing them, and
@@ -61,6 +62,8 @@ def distinct(params: object, *names: str) -> None:
 
 
 def _show(value: object) -> str:
+    if value is None:
+        return "null"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, list | tuple):
@@ -101,6 +104,48 @@ class TrackingConfig:
 
 
 @dataclass
+class DataConfig:
+    """The image set that a table is measured on; see ``attnrepro.data.images``.
+
+    ``path`` (a set of the Hugging Face hub), ``revision``, splits and columns belong to sets that are read from
+    parquet files. ``root`` is a folder with the files of any set, ``deadline`` the seconds that one download may take.
+    """
+
+    name: str = "none"
+    path: str | None = None
+    revision: str | None = None
+    train_split: str | None = None
+    test_split: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    root: str | None = None
+    deadline: float = 600.0
+
+    def __post_init__(self) -> None:
+        one_of(self, name=DATA)
+        in_range(self, deadline=(1, 86400))
+        if self.root == "":
+            raise ValueError("root= is empty: name a folder or leave it out")
+        if self.name not in ("cifar10", "cifar100", "hub"):
+            return
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", self.path or ""):
+            raise ValueError(f"path={_show(self.path)} must name a set of the Hugging Face hub, as in owner/name")
+        for name in ("train_split", "test_split", "image_column", "label_column"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}={_show(getattr(self, name))} must be the name that {self.path} gives it")
+        if self.root is None and not re.fullmatch("[0-9a-f]{40}", self.revision or ""):
+            raise ValueError(
+                f"revision={_show(self.revision)} must be the 40 hex digits of a commit of {self.path},"
+                " unless root names a folder with its files"
+            )
+
+    def science(self) -> dict[str, object]:
+        """What decides which images there are: everything but where they lie and how long they may take to come."""
+        named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("root", "deadline")}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass
 class Config:
     """Everything one cell was asked to be; ``params`` holds the table's own ``Params``."""
 
@@ -114,6 +159,7 @@ class Config:
     params: Any
     trainer: TrainerConfig
     tracking: TrackingConfig
+    data: DataConfig = field(default_factory=DataConfig)
     scales: Any = None
     presets: Any = None
     kind: str = "measured"
@@ -146,6 +192,7 @@ class Cell:
     timing: bool
     needs: tuple[str, ...]
     key: str
+    data: DataConfig = field(default_factory=DataConfig)
 
     def science(self) -> dict[str, object]:
         """The part of the configuration that can change the rows, as plain data."""
@@ -156,6 +203,8 @@ class Cell:
             "params": plain(self.params),
             "precision": self.precision,
         }
+        if self.data.name != "none":  # tables without images keep the keys they had before there were any
+            science["data"] = self.data.science()
         return {**science, "threads": self.threads} if self.timing else science
 
 
@@ -202,8 +251,10 @@ def typed(cfg: DictConfig | Mapping[str, Any]) -> Config:
     table = body.get("table")
     if not table:
         raise BadInput("the configuration names no table: choose one with experiment=<table>")
-    kinds = {"params": _params_of(str(table)), "trainer": TrainerConfig, "tracking": TrackingConfig}
+    kinds = {"params": _params_of(str(table)), "trainer": TrainerConfig, "tracking": TrackingConfig, "data": DataConfig}
     for node in kinds:
+        if node == "data" and node not in body:
+            continue
         if not isinstance(body.get(node), DictConfig):
             raise BadInput(f"{node}={body.get(node)} must be a group of keys: set {node}.<key>=<value>")
     schema = OmegaConf.structured(Config)
@@ -245,7 +296,7 @@ def _check_elements(merged: Any, kinds: Mapping[str, type]) -> None:
 
 def _build(merged: Any) -> Config:
     """Make the dataclasses innermost first, so that a range error can say which node it stands in."""
-    for node in ("params", "trainer", "tracking", ""):
+    for node in ("params", "trainer", "tracking", "data", ""):
         try:
             result = OmegaConf.to_object(OmegaConf.select(merged, node) if node else merged)
         except ValueError as error:
@@ -290,7 +341,7 @@ def _one_sentence(error: OmegaConfBaseException, body: DictConfig, kinds: Mappin
     shown = OmegaConf.to_container(value) if isinstance(value, DictConfig | ListConfig) else value
     if item and isinstance(shown, list):
         shown, hint = shown[int(item[2])], get_args(hint)[0]
-    return f"{name}={'null' if shown is None else _show(shown)} must be {_WORDS.get(hint, 'of another kind')}"
+    return f"{name}={_show(shown)} must be {_WORDS.get(hint, 'of another kind')}"
 
 
 def _unresolved(node: Any, error: OmegaConfBaseException, prefix: str = "") -> str:
@@ -331,6 +382,7 @@ def make_cell(config: Config, *, accelerator: str, hardware: str, inputs: str = 
         timing=config.timing,
         needs=tuple(config.needs),
         key="",
+        data=config.data,
     )
     identity = cell.science()
     if config.timing:

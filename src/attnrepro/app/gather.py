@@ -108,21 +108,36 @@ def reference_cells(raw: Path, table: str, scales: Iterable[str]) -> list[CellRo
 
 
 def variant(science: Mapping[str, Any], axes: Collection[str]) -> str:
-    """Empty for a cell of the table's own grid, else what sets it apart from every cell of the grid.
+    """Empty for a cell of the table's own grid, else what sets it apart from the nearest cell of the grid.
 
     ``axes`` are those that the cell's rows fill in: what stands in the rows need not be said again.
     """
     cells = own_grid(str(science["table"]), str(science["scale"]))
     if any(digest(cell) == digest(science) for cell in cells):
         return ""
-    different = []
-    for name in ("seeds", "precision", "threads"):
-        if all(cell.get(name) != science.get(name) for cell in cells):
-            different.append(f"{name}={_show(science[name])}")
-    for name, value in science["params"].items():
-        if all(cell["params"].get(name) != value for cell in cells) and name not in axes:
-            different.append(f"{name}={_show(value)}")
-    return " ".join(different) or "off the grid"
+
+    def distance(cell: Mapping[str, Any]) -> tuple[int, int]:
+        """Cells whose rows have the same axes come first: those are the rows that this one's could be taken for."""
+        other = sum(cell["params"].get(n) != v for n, v in science["params"].items() if n in axes)
+        return other, len(_differences(cell, science, axes))
+
+    return " ".join(_differences(min(cells, key=distance), science, axes)) or "off the grid"
+
+
+def _differences(cell: Mapping[str, Any], science: Mapping[str, Any], axes: Collection[str]) -> list[str]:
+    """Where ``science`` departs from a cell of the grid, as it would stand on a command line."""
+    names = [name for name in ("seeds", "precision", "threads") if cell.get(name) != science.get(name)]
+    found = [f"{name}={_show(science[name])}" for name in names]
+    if "data" not in axes and cell.get("data") != science.get("data"):
+        found.append(f"data={_data_name(science)}")
+    params = science["params"].items()
+    return found + [f"{n}={_show(v)}" for n, v in params if cell["params"].get(n) != v and n not in axes]
+
+
+def _data_name(science: Mapping[str, Any]) -> str:
+    """Name of a cell's images; of a set of the hub that has none, its path."""
+    data = science.get("data", {"name": "none"})
+    return str(data["path"] if data["name"] == "hub" else data["name"])
 
 
 def _show(value: object) -> str:
@@ -157,6 +172,22 @@ def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = R
         reasons = [r["status"] for c in members for r in c.rows if r["status"].startswith("not_run: ")]
         group.not_run = reasons[0].removeprefix("not_run: ") if reasons else ""
         found.append(group)
+    for (environment, scale), reason in (_not_run(store, table, scales) if store else {}).items():
+        same = [g for g in found if not g.variant and (g.environment, g.scale) == (environment, scale)]
+        if not same:
+            same = [Group("", environment, scale, own=True, stale=False)]
+            found += same
+        same[0].not_run = reason
+    return found
+
+
+def _not_run(store: Store, table: str, scales: Sequence[str]) -> dict[tuple[str, str], str]:
+    """Why cells of the table's own grid were not run when they were last tried, by environment and scale."""
+    found: dict[tuple[str, str], str] = {}
+    for note in store.failures(table):
+        science = note.get("config", {})
+        if "not_run" in note and science["scale"] in scales and not variant(science, ()):
+            found.setdefault((note["environment"], science["scale"]), note["not_run"])
     return found
 
 

@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -150,17 +151,28 @@ def summary(plan: "Plan", planned: "Sequence[Planned]", elsewhere: int = 0) -> s
 
 
 def failures(plan: "Plan", planned: "Sequence[Planned]") -> list[str]:
-    """A line for each cell that should have run and has no result."""
+    """A line for each cell that should have run and has no result; one for all that lack the same data."""
     from attnrepro.app.run import label
 
     lines = []
+    lacking: Counter[str] = Counter()
     for p in planned:
         if not plan.is_done(p):
             failure = plan.store.failure(p.cell.table, p.cell.key)
+            if failure and "not_run" in failure:
+                lacking[failure["not_run"]] += 1
+                continue
             log = plan.store.folder(p.cell.table, p.cell.key) / "job.log"
             why = f"failed {failure['error']} ({log})" if failure else "not run"
             lines.append(f"  {p.cell.table} {p.cell.key} {label(p.overrides)}: {why}")
-    return lines
+    return lines + [f"  {plan.table}: {n} cells not run, {reason}" for reason, n in lacking.items()]
+
+
+def lacks_data(plan: "Plan", planned: "Sequence[Planned]") -> bool:
+    """Whether some of ``planned`` have no result, and for no other reason than that their data cannot be had."""
+    undone = [p for p in planned if not plan.is_done(p)]
+    notes = [plan.store.failure(p.cell.table, p.cell.key) for p in undone]
+    return bool(undone) and all(note and "not_run" in note for note in notes)
 
 
 class Progress:
@@ -215,7 +227,7 @@ def job(cfg: "DictConfig") -> str:
     from hydra.core.hydra_config import HydraConfig
 
     from attnrepro.app.precheck import resolve
-    from attnrepro.app.run import CellFailed, label, run_cell
+    from attnrepro.app.run import CellFailed, CellNotRun, label, run_cell
     from attnrepro.config import typed
 
     overrides = list(HydraConfig.get().overrides.task)
@@ -229,6 +241,9 @@ def job(cfg: "DictConfig") -> str:
     except CellFailed as error:
         progress.end(f"FAILED {error}")
         return "failed"
+    except CellNotRun as error:
+        progress.end(f"not run, {error}")
+        return "not run"
     progress.end(f"{outcome}, {time.monotonic() - started:.1f} s")
     return outcome
 

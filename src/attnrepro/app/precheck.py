@@ -31,7 +31,9 @@ from attnrepro.results.store import Record, Store
 
 # One value a command: these choose the grid itself (Hydra silently drops or reuses grids when they are swept), or how
 # and where its cells go, which is no part of a cell's key.
-NOT_SWEPT = re.compile(r"experiment|scale|results|stale|trainer|trainer\.accelerator|tracking(\..*)?|hydra[./].*")
+NOT_SWEPT = re.compile(
+    r"experiment|scale|results|stale|trainer|trainer\.accelerator|data\.(root|deadline)|tracking(\..*)?|hydra[./].*"
+)
 
 
 @dataclass
@@ -105,7 +107,10 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
         table = frame.get("table")
         if not table:
             raise BadInput(f"choose a table with experiment=<table>; there are: {', '.join(paths.table_names())}")
-        values = [o for o in overrides if o not in base and o.key_or_group != "scale"]
+        _check_images(str(table), overrides)
+        # Images may be an axis of the grid, and what the command line says replaces an axis.
+        fixed = [o.input_line or "" for o in base if o.key_or_group != "data"] + [f"scale={scale}"]
+        values = [o for o in overrides if (o not in base or o.key_or_group == "data") and o.key_or_group != "scale"]
         _check_keys(frame, values)
         hydra_values = [o for o in values if _of_hydra(o)]
         _check_hydra(hydra_values, [*fixed, *plugins])
@@ -122,7 +127,22 @@ def make_plan(arguments: Sequence[str], *, multirun: bool = False, check_inputs:
         if plan.to_run:
             _check_results(plan.store.root)
             _check_published(plan.table)
+            _check_data(plan)
         return plan
+
+
+def _check_data(plan: Plan) -> None:
+    """A folder of images that is named and not there is a slip of the pen, not data that cannot be had."""
+    for root in {planned.config.data.root for planned in plan.to_run if planned.config.data.name != "none"}:
+        if root is not None and not Path(root).expanduser().is_dir():
+            raise BadInput(f"data.root={root}: there is no such folder")
+
+
+def _check_images(table: str, overrides: Sequence[Override]) -> None:
+    """Images for a table that looks at none would give its cells other keys and the same rows."""
+    asked = [o for o in overrides if o.key_or_group == "data" or o.key_or_group.startswith("data.")]
+    if asked and _compose([f"experiment={table}"], with_hydra=False).data.name == "none":
+        raise BadInput(f"{asked[0].input_line}: {table} is not measured on images of a data set")
 
 
 def _check_published(table: str) -> None:
@@ -211,10 +231,12 @@ def _chooses(override: Override) -> bool:
 
 
 def _check_choice(override: Override) -> None:
-    group, value = override.key_or_group, override.value()
+    group = override.key_or_group
     options = GlobalHydra.instance().config_loader().get_group_options(group)
-    if not isinstance(value, str) or value not in options:
-        written = (override.input_line or "").partition("=")[2]
+    values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
+    wrong = [value for value in values if not isinstance(value, str) or value not in options]
+    if wrong:
+        written = str(wrong[0]) if len(values) > 1 else (override.input_line or "").partition("=")[2]
         near = difflib.get_close_matches(written, options, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         what = "table" if group == "experiment" else group

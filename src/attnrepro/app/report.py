@@ -120,13 +120,15 @@ def report_table(table: str, store: Store | None, raw: Path, scales: Sequence[st
         empty = Group("", "", "", own=False, stale=False)
         report.lines += _judged_lines(empty, module, printed)
     candidates = [group for group in found if not group.variant]
-    # The machine at hand first, then the larger scale; among references the first by name, so that a page made
-    # from the reference alone is the same everywhere.
-    candidates.sort(key=lambda g: (not g.own, -REPORTED.index(g.scale) if g.scale in REPORTED else 0, g.environment))
+    # What was measured, the machine at hand first, then the larger scale; among references the first by name, so that
+    # a page made from the reference alone is the same everywhere.
+    candidates.sort(
+        key=lambda g: (not g.lines, not g.own, -REPORTED.index(g.scale) if g.scale in REPORTED else 0, g.environment)
+    )
     if candidates:
         report.shown = candidates[0]
         answer = getattr(module, "answer", None)
-        report.answer = answer(report.shown.frame()) if answer else ""
+        report.answer = answer(report.shown.frame()) if answer and report.shown.lines else ""
     return report
 
 
@@ -302,6 +304,8 @@ def markdown(reports: Sequence[TableReport]) -> str:
         out += ["", f"**Question.** {report.about['question']}"]
         if report.answer:
             out += ["", f"**Answer.** {report.answer}"]
+        if report.shown and report.shown.not_run:
+            out += ["", f"**Not run.** {report.shown.not_run[:1].upper()}{report.shown.not_run[1:]}."]
         out += ["", f"**How to read it.** {report.about['how_to_read'].strip()}", ""]
         for group, check in report.checks:
             word = "agree" if check.ok else "DISAGREE"
@@ -359,9 +363,16 @@ def _overview(reports: Sequence[TableReport], prefix: str) -> list[str]:
         words = ", ".join(f"{n} {v}" for v, n in sorted(report.verdicts().items()))
         out.append(
             f"| [{report.name}]({prefix}{report.name}.csv) | {report.about['document']} |"
-            f" {report.answer or ('' if report.shown else 'not run yet')} | {words} |"
+            f" {report.answer or _silence(report)} | {words} |"
         )
     return out + _findings(reports)
+
+
+def _silence(report: TableReport) -> str:
+    """What stands where a table has no answer."""
+    if report.shown is None:
+        return "not run yet"
+    return "" if report.shown.lines else f"not run: {report.shown.not_run}"
 
 
 def _findings(reports: Sequence[TableReport]) -> list[str]:
@@ -373,7 +384,9 @@ def _findings(reports: Sequence[TableReport]) -> list[str]:
             for r in report.lines:
                 if r.get("verdict") == verdict and report.shown is not None and _same_group(r, report.shown):
                     theory = _short(r["theory"])
-                    printed = f"printed {r['published']}, " if r["published"] else ""
+                    # A range is a statement of the document, or how its words were read.
+                    word = "taken as" if ".." in r["published"] else "printed"
+                    printed = f"{word} {r['published']}, " if r["published"] else ""
                     exact = f", theory {theory}" if theory else ""
                     out.append(
                         f"- **{verdict}** `{r['claim']}`: {_what(r, report)}: {printed}measured {_measured(r)}{exact}."
@@ -407,7 +420,7 @@ def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
         module = table_module(report.name)
         frame = pd.read_csv(io.StringIO(report.csv), dtype=str, keep_default_na=False)
         charts: tuple[Any, ...] = ()
-        if report.shown is not None and hasattr(module, "charts"):
+        if report.shown is not None and report.shown.lines and hasattr(module, "charts"):
             data = report.shown.frame()
             data["published"] = _printed_numbers(report, module)
             try:
@@ -523,7 +536,7 @@ def main() -> int:
     for report in outcome.reports:
         words = ", ".join(f"{n} {v}" for v, n in sorted(report.verdicts().items()))
         print(
-            f"{report.name}: {words or ('nothing printed to judge' if report.shown else 'not run yet')}",
+            f"{report.name}: {words or _silence(report) or 'nothing printed to judge'}",
             file=sys.stderr,
         )
     return 1 if outcome.problems else 0

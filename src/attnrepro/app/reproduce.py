@@ -20,11 +20,13 @@ from typing import Any
 
 from attnrepro import paths
 from attnrepro.app.main import BAD, FAILED, INTERRUPTED, OK, Progress, execute, failures, summary
-from attnrepro.app.precheck import Plan, make_plan, plan_text
+from attnrepro.app.precheck import Plan, Planned, make_plan, plan_text
 from attnrepro.app.predict import predict
 from attnrepro.app.report import about
-from attnrepro.app.run import say
-from attnrepro.config import BadInput
+from attnrepro.app.run import record_not_run, say
+from attnrepro.config import BadInput, digest
+from attnrepro.fetch.download import DataUnavailable
+from attnrepro.fetch.files import locate
 
 # Cells shorter than this share a worker process: starting one costs about a second.
 SHORT = 5.0
@@ -148,11 +150,16 @@ def waves(tables: Sequence[str]) -> list[list[str]]:
     return result
 
 
+def replace_cells(plan: Plan, cells: list[Planned]) -> Plan:
+    """The same plan for other cells."""
+    return dataclasses.replace(plan, cells=cells, one_cell=False)
+
+
 def split(plan: Plan, *, together: bool) -> list[Task]:
     """A plan's open cells as tasks, long cells alone and short ones together."""
 
     def task() -> Task:
-        return Task(dataclasses.replace(plan, cells=[], one_cell=False))
+        return Task(replace_cells(plan, []))
 
     tasks: list[Task] = []
     short = task()
@@ -313,16 +320,19 @@ def _wave(
             print(plan_text(plan, [predict(planned) for planned in plan.cells]))
         return OK
     to_run = {plan.table: plan.to_run for plan in plans}
-    total = sum(map(len, to_run.values()))
+    held = _without_data(plans)
+    open_ = [replace_cells(plan, [p for p in plan.to_run if p.cell.key not in held]) for plan in plans]
+    total = sum(len(plan.cells) for plan in open_)
     runner: Runner | None = None
     try:
         if total:
             timing = any(plan.config.timing for plan in plans)
-            tasks = [task for plan in plans for task in split(plan, together=timing)]
+            tasks = [task for plan in open_ for task in split(plan, together=timing)]
             workers = jobs or (1 if timing or any(plan.accelerator == "cuda" for plan in plans) else _cores())
             seconds = sum(task.seconds for task in tasks)
+            names = ", ".join(plan.table for plan in open_ if plan.cells)
             say(
-                f"{', '.join(to_run)}: {total} cells to run on {min(workers, len(tasks))} worker(s),"
+                f"{names}: {total} cells to run on {min(workers, len(tasks))} worker(s),"
                 f" about {max(seconds / workers, max(t.seconds for t in tasks)):.0f} s"
             )
             _say_tracking(plans)
@@ -334,6 +344,31 @@ def _wave(
             closing += [summary(plan, to_run[plan.table], elsewhere), *failures(plan, to_run[plan.table])]
     done = all(plan.is_done(p) for plan in plans for p in to_run[plan.table])
     return OK if done and not failed else FAILED
+
+
+def _without_data(plans: Iterable[Plan]) -> set[str]:
+    """Fetch the data of all cells; keys of those whose data cannot be had, recorded as not run.
+
+    Here, once: workers side by side would fetch the same files, and each wait for the same dead server.
+    """
+    held: set[str] = set()
+    reasons: dict[str, str] = {}
+    for plan in plans:
+        for planned in plan.to_run:
+            data = planned.config.data
+            asked = digest([data.science(), data.root])
+            if asked not in reasons:
+                reasons[asked] = ""
+                try:
+                    if data.name not in ("none", "digits"):
+                        say(f"{data.name}: looking for its files, here and then on the network")
+                    locate(data)
+                except DataUnavailable as error:
+                    reasons[asked] = str(error)
+            if reasons[asked]:
+                record_not_run(plan.store, planned.cell, reasons[asked])
+                held.add(planned.cell.key)
+    return held
 
 
 def _cores() -> int:

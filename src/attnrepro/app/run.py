@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from attnrepro import environment, paths
@@ -20,6 +21,7 @@ from attnrepro.app import tracking
 from attnrepro.app.precheck import inputs_digest, rows_read
 from attnrepro.codeversion import code_version
 from attnrepro.config import Cell, Config, digest, table_module
+from attnrepro.fetch.download import DataUnavailable
 from attnrepro.results.rows import Row, text, to_csv
 from attnrepro.results.store import Store, to_json
 
@@ -28,6 +30,10 @@ Say = Callable[[str], None]
 
 class CellFailed(RuntimeError):
     """A cell raised; the store holds its log."""
+
+
+class CellNotRun(RuntimeError):
+    """A cell lacks what it is to be measured on; the store holds the reason, and the next run tries it again."""
 
 
 def say(line: str) -> None:
@@ -63,7 +69,8 @@ def run_cell(
 ) -> str:
     """Measure a cell and record it; returns ``ran`` or ``reused``.
 
-    Raises ``CellFailed`` after recording the traceback. Interruption passes through; nothing half-written stays.
+    Raises ``CellFailed`` after recording the traceback, ``CellNotRun`` after recording what the cell lacks.
+    Interruption passes through; nothing half-written stays.
     """
     code = code_version(cell.table)
     waits = f"{cell.table} {cell.key}: waiting for another run"
@@ -79,6 +86,9 @@ def run_cell(
                     try:
                         files = _measure(config, cell, store, code, overrides, report, tell)
                         store.write(cell.table, cell.key, files, code=code, log=log)
+                    except DataUnavailable as error:
+                        record_not_run(store, cell, str(error))
+                        raise CellNotRun(str(error)) from error
                     except Exception as error:
                         logging.getLogger("attnrepro").exception("%s %s failed", cell.table, cell.key)
                         _flush()
@@ -87,6 +97,12 @@ def run_cell(
     except OSError as error:  # the folder of results cannot be written: no lock, and no log either
         raise CellFailed(f"{cell.table} {cell.key}: {_first_line(error)}") from error
     return "ran"
+
+
+def record_not_run(store: Store, cell: Cell, reason: str) -> None:
+    """Note why a cell could not be measured, for the report; it counts neither as finished nor as failed."""
+    note = {"not_run": reason, "config": cell.science(), "environment": environment.environment(cell.accelerator)}
+    store.write_failure(cell.table, cell.key, note)
 
 
 def _first_line(error: BaseException) -> str:
@@ -139,6 +155,8 @@ def _measure(
 ) -> dict[str, str]:
     table = table_module(cell.table)
     started = time.perf_counter()
+    # Before a run is opened: a cell without its data is none, not a failed one.
+    job = None if cell.kind == "derived" else _built(cell)
     if config.tracking.mode == "auto":
         tell_once(tracking.resolve_mode(config.tracking)[1], tell)
     with tracking.track(
@@ -151,7 +169,7 @@ def _measure(
         tags=[f"document {config.document}", f"scale {cell.scale}"],
         config={**cell.science(), "key": cell.key, "code": code},
     ) as tracker:
-        rows = _rows(cell, store, tracker.logger, report)
+        rows = _derived(cell, store) if job is None else _run(cell, job, tracker.logger, report)
         theory = getattr(table, "theory", None)
         rows += theory(cell) if theory else []
         content = to_csv(rows, key=cell.key, scale=cell.scale, axes=table.AXES)
@@ -165,7 +183,7 @@ def _measure(
             "command": ["attnrepro", *(_private(o) for o in overrides)],
             "code": code,
             "git": git_sha(),
-            "data_sha256": None,
+            "data_sha256": getattr(job.module, "data_sha256", None) if job else None,
             "inputs": inputs_digest(store, cell.table, cell.needs, cell.scale),
             "wandb": {"mode": tracker.mode, "url": tracker.url},
         }
@@ -186,16 +204,29 @@ def tell_once(sentence: str, tell: Say) -> None:
         tell(sentence)
 
 
-def _rows(cell: Cell, store: Store, logger: Any, report: Callable[[float], None] | None) -> list[Row]:
-    measure = importlib.import_module(f"attnrepro.tables.{cell.table}.measure")
-    if cell.kind == "derived":
-        inputs = {need: [r.rows_path for r in rows_read(store, need, cell.scale)] for need in cell.needs}
-        derived: list[Row] = measure.derive(cell, inputs)
-        return derived
+def _measure_module(cell: Cell) -> ModuleType:
+    return importlib.import_module(f"attnrepro.tables.{cell.table}.measure")
+
+
+def _derived(cell: Cell, store: Store) -> list[Row]:
+    inputs = {need: [r.rows_path for r in rows_read(store, need, cell.scale)] for need in cell.needs}
+    rows: list[Row] = _measure_module(cell).derive(cell, inputs)
+    return rows
+
+
+def _built(cell: Cell) -> Any:
+    """The cell's job. Raises ``TypeError`` when a cell on a data set does not say which images it got."""
+    with _quiet_lightning():
+        job = _measure_module(cell).build(cell)
+    if cell.data.name != "none" and not getattr(job.module, "data_sha256", None):
+        raise TypeError(f"{cell.table} is measured on {cell.data.name}, but its module has no data_sha256")
+    return job
+
+
+def _run(cell: Cell, job: Any, logger: Any, report: Callable[[float], None] | None) -> list[Row]:
     from attnrepro.training.trainer import make_trainer
 
     with _quiet_lightning():
-        job = measure.build(cell)
         trainer = make_trainer(cell, logger=logger, max_steps=job.max_steps, report=report)
         with _interruptible():
             if job.fit is not None:

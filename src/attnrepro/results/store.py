@@ -87,6 +87,11 @@ class Store:
             return None
         return result
 
+    def failures(self, table: str) -> list[dict[str, Any]]:
+        """Why cells that have no result were not finished when they were last tried, by key."""
+        keys = sorted(path.parent.name for path in (self.runs / table).glob(f"*/{FAILED}"))
+        return [note for key in keys if not self.find(table, key) and (note := self.failure(table, key))]
+
     @contextlib.contextmanager
     def lock(self, table: str, key: str, *, on_wait: Any = None) -> Iterator[None]:
         """Hold the cell alone; waits for another process that holds it (``on_wait()`` is called once first).

@@ -273,7 +273,7 @@ def _ordinal(line: PublishedLine, estimate: Estimate, p: float | None) -> Judgem
 def _scaling(case: Case, estimate: Estimate) -> Judgement:
     line = case.line
     if not line.margin:
-        return Judgement(Verdict.NOT_JUDGED, None, "no margin: a quantity of one machine, shown beside ours")
+        return Judgement(Verdict.NOT_JUDGED, None, "no margin was declared: shown beside ours")
     margin = float(line.margin)
     given = not math.isnan(estimate.low) and not math.isnan(estimate.high)
     low, high = (estimate.low, estimate.high) if given else _interval(line, estimate, 1 - ALPHA)
