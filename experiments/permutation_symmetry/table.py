@@ -206,18 +206,17 @@ def _zero_shares(frame: pd.DataFrame) -> Iterator[dict[str, object]]:
 def _above_mean_rule(frame: pd.DataFrame) -> Iterator[dict[str, object]]:
     for r in _means(frame):
         rule = set_functions.mean_sign_accuracy(int(r.length))
-        for name, sign in (("accuracy_above_mean_rule", 1), ("accuracy_below_mean_rule", -1)):
-            yield {
-                "length": r.length,
-                "model": r.model,
-                "quantity": name,
-                "statistic": "paired_difference",
-                "estimate": sign * (r.estimate - rule),
-                "n": r.n,
-                "sd": r.sd,
-                "seeds": tuple(sign * (value - rule) for value in r.seeds),
-                "theory": math.nan,
-            }
+        yield {
+            "length": r.length,
+            "model": r.model,
+            "quantity": "accuracy_above_mean_rule",
+            "statistic": "paired_difference",
+            "estimate": r.estimate - rule,
+            "n": r.n,
+            "sd": r.sd,
+            "seeds": tuple(value - rule for value in r.seeds),
+            "theory": math.nan,
+        }
 
 
 def _means(frame: pd.DataFrame) -> list[Any]:

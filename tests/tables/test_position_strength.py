@@ -134,7 +134,8 @@ def test_the_grid_has_thirteen_cells_of_every_study(tmp_path: Path, capfd: pytes
         assert ("strength", protocol, 64) in studies and ("published", protocol, 256) in studies
         (curve,) = (c.params for c in cells if (c.params.study, c.params.protocol) == ("strength", protocol))
         assert curve.strength == [0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32]
-        assert sorted(curve.placement) == ["keys", "keys_values"]
+        # Gradient descent diverges where a loud code also enters the values.
+        assert sorted(curve.placement) == (["keys"] if protocol == "C" else ["keys", "keys_values"])
     assert {study for study, *_ in studies} == set(table.STUDIES)
     (fresh,) = (cell.params for cell in cells if cell.params.study == "population")
     assert fresh.n_train == [math.inf] and fresh.steps[-1] >= 1500
@@ -474,9 +475,10 @@ def test_median_and_solved_share_of_the_survivors() -> None:
     assert (median["ci_low"], median["ci_high"]) == (0.5, 0.99)
     share = derived([made], "solved")
     # 0.9 itself is not above 0.9.
-    assert share["estimate"] == pytest.approx(4 / 6) and share["n"] == 6
-    assert share["ci_low"] == pytest.approx(scipy_stats.beta.ppf(0.025, 4, 3))
-    assert median["n_failed"] == share["n_failed"] == 2
+    # The two that diverged have not solved the task either.
+    assert share["estimate"] == pytest.approx(4 / 8) and share["n"] == 8 and share["n_failed"] == 0
+    assert share["ci_low"] == pytest.approx(scipy_stats.beta.ppf(0.025, 4, 5))
+    assert median["n_failed"] == 2
 
 
 def test_gains_are_paired_by_seed_and_never_by_position() -> None:
@@ -510,12 +512,13 @@ def test_no_seed_on_both_sides_is_no_estimate() -> None:
     assert gain["n"] == 0 and math.isnan(gain["estimate"]) and gain["n_failed"] == 2
 
 
-def test_above_the_linear_limit_is_the_mean_minus_it() -> None:
-    made = derived([line(seeds(0.60, 0.62), study="published", protocol="C", strength="0")], "above_the_linear_limit")
+def test_the_share_of_the_linear_advantage_counts_from_guessing() -> None:
+    at = {"study": "published", "protocol": "C", "strength": "0"}
+    made = derived([line(seeds(0.60, 0.62), failed=1, **at)], "share_of_linear_advantage")
     # Tokens' mean and token 0 have correlation 8^-1/2 (Sheppard 1899).
-    limit = 0.5 + math.asin(8**-0.5) / math.pi
-    assert made["estimate"] == pytest.approx(0.61 - limit, abs=1e-12)
-    assert made["seeds"] == pytest.approx((0.60 - limit, 0.62 - limit))
+    advantage = math.asin(8**-0.5) / math.pi
+    assert made["estimate"] == pytest.approx(0.11 / advantage, abs=1e-12)
+    assert made["seeds"] == pytest.approx((0.10 / advantage, 0.12 / advantage)) and made["n_failed"] == 1
 
 
 def test_more_steps_compares_the_last_two_numbers_of_steps() -> None:
