@@ -8,6 +8,8 @@ JOBS   ?=
 ARGS   ?=
 TORCH  ?=
 CLAIM  ?=
+# An id is no program: what make why is given is neither expanded by make nor read by the shell.
+unexport CLAIM
 # The Python of the GPU machine, for wheels of compiled packages.
 GPU_PYTHON ?= 3.12
 RUN     = $(PY) scripts/reproduce.py $(if $(JOBS),--jobs $(JOBS)) $(TABLE) scale=$(SCALE) $(ARGS)
@@ -77,7 +79,7 @@ check: setup ## your rows against the committed reference, all or TABLE (2 s)
 	@$(PY) scripts/check.py $(TABLE)
 
 why: setup ## CLAIM=<id>: where it is printed, our verdict, the command that measures it again (2 s)
-	@$(PY) scripts/why.py $(CLAIM)
+	@$(PY) scripts/why.py '$(subst ','\'',$(strip $(value CLAIM)))'
 
 test: lint ## lint, types, all tests, verify, smoke (3 min)
 	@$(ONE) $(PY) -m pytest -n auto

@@ -5,6 +5,9 @@
 #   DEVICE=cpu         the same steps at a tiny size without a GPU
 #   TABLES="a b"       other tables than the headline ones
 #   PYTHON=python3     the interpreter that has PyTorch
+# Both are meant from where this is called.
+case "${OUT:-}" in '' | /*) ;; *) export OUT="$PWD/$OUT" ;; esac
+case "${PYTHON:-}" in /*) ;; */*) PYTHON="$PWD/$PYTHON" ;; esac
 cd "$(dirname "$0")/.." || exit 2
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 exec "${PYTHON:-python3}" -m attnrepro.app.gpu_check

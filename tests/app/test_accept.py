@@ -90,6 +90,8 @@ def test_only_finished_grid_cells_of_cpu_and_full_are_accepted(inside: Inside) -
         assert record["config"]["params"]["shift"] == 0.25
         assert record["code"] == json.loads((cells(inside.results, "toy")[key] / "done.json").read_text())["code"]
         assert record["versions"]["torch"]
+        assert len(record["accepted"]) == 16
+        assert "rows" not in record
 
 
 def test_a_second_accept_changes_nothing(inside: Inside) -> None:
@@ -133,6 +135,28 @@ def test_cells_merge_with_the_reference_of_their_own_environment(inside: Inside)
 
 def point_of(item: tuple[str, Path]) -> str:
     return str(json.loads((item[1] / "config.yaml").read_text())["params"]["point"])
+
+
+def test_a_cell_that_stays_keeps_what_it_was_accepted_with(inside: Inside) -> None:
+    """A new checksum over a record that somebody changed by hand would make it right."""
+    from attnrepro.results.schema import changed_cells, load_records
+
+    inside.attnrepro("experiment=toy", "scale=cpu", "params.point=1")
+    accept(inside)
+    path = inside.results / "raw" / here() / "toy.json"
+    (key,) = load_records(path)
+    path.write_text(path.read_text().replace('"torch": "', '"torch": "9.'))
+    changed = load_records(path)[key]
+    shutil.rmtree(inside.results / "runs")
+    inside.attnrepro("experiment=toy", "scale=cpu", "params.point=2")
+    accept(inside)
+    assert load_records(path)[key] == changed
+    assert [problem.split(":")[0] for problem in changed_cells(path.with_suffix(".csv"), load_records(path))] == [
+        f"cell {key}"
+    ]
+    inside.attnrepro("experiment=toy", "scale=cpu", "params.point=1")
+    accept(inside)
+    assert list(changed_cells(path.with_suffix(".csv"), load_records(path))) == []
 
 
 def test_newer_code_with_the_same_rows_is_said_as_such(inside: Inside) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
+import random
 import shutil
 import subprocess
 import sys
@@ -242,7 +244,7 @@ def test_a_seed_that_failed_here_only_fails(checkout: Inside) -> None:
 def test_seeds_are_compared_over_seeds(checkout: Inside) -> None:
     elsewhere(checkout)
     (result,) = compared(checkout, "toy_training")
-    assert [test.p for test in result.tests] == [1.0]
+    assert [(test.p, test.test) for test in result.tests] == [(1.0, "paired t")]
     path = checkout.results / "raw" / ELSEWHERE / "toy_training.csv"
     rows = list(csv.DictReader(io.StringIO(path.read_text())))
     with path.open("w", newline="") as file:
@@ -252,13 +254,72 @@ def test_seeds_are_compared_over_seeds(checkout: Inside) -> None:
     assert len(failures(checkout, "toy_training")) == 1
 
 
-def test_what_the_reference_has_and_you_lack_fails(checkout: Inside) -> None:
-    gone = min(cells(checkout.results, "toy"))
-    shutil.rmtree(checkout.results / "runs" / "toy" / gone)
-    expected = [f"cell {gone} is in the reference ({HERE}, scale cpu) and was not run"]
-    assert failures(checkout) == expected
+def seeds(checkout: Inside, count: int, machine: Callable[[int], float]) -> None:
+    """Give toy_training so many seeds, whose values differ by what ``machine`` says from the reference elsewhere."""
+    spread = random.Random(0)
+    values = [0.7 + spread.gauss(0, 0.02) for _ in range(count)]
+    ((key, folder),) = cells(checkout.results, "toy_training").items()
+    reference = checkout.results / "raw" / ELSEWHERE / "toy_training.csv"
+    head = reference.read_text().splitlines()[0]
+    for path, offset in ((reference, lambda seed: 0.0), (folder / "rows.csv", machine)):
+        lines = [
+            f"{key},cpu,measured,{i},gain,paired_difference,,1,,{value + offset(i)!r},ok"
+            for i, value in enumerate(values)
+        ]
+        path.write_text("\n".join([head, *lines]) + "\n")
+    done = json.loads((folder / "done.json").read_text())
+    done["sha256"]["rows.csv"] = hashlib.sha256((folder / "rows.csv").read_bytes()).hexdigest()
+    (folder / "done.json").write_text(json.dumps(done))
+
+
+@pytest.mark.parametrize(("shift_of_all", "fails"), [(0.0, 0), (0.010, 1)])
+def test_trained_seeds_are_compared_one_by_one(checkout: Inside, shift_of_all: float, fails: int) -> None:
+    """0.010 is half of what the seeds differ by, and ten times what round-off moves them by."""
     elsewhere(checkout)
-    assert failures(checkout) == [expected[0].replace(HERE, ELSEWHERE)]
+    noise = random.Random(1)
+    seeds(checkout, 64, lambda seed: shift_of_all + noise.gauss(0, 0.001))
+    exit_code, said = code(checkout, "toy_training")
+    assert f"({ELSEWHERE}, scale cpu): 1 tested seed by seed\n" in said
+    assert exit_code == fails
+    assert said.count("(paired t) after Holm over 1") == fails
+
+
+def only(checkout: Inside, keep: str) -> None:
+    """One finished cell of toy, as after the command that make why names."""
+    for key, folder in cells(checkout.results, "toy").items():
+        if key != keep:
+            shutil.rmtree(folder)
+
+
+def first_cell(checkout: Inside) -> str:
+    """Key of the cell whose rows stand first in the reference."""
+    return (checkout.results / "raw" / HERE / "toy.csv").read_text().splitlines()[1].partition(",")[0]
+
+
+def test_cells_that_were_not_run_are_counted_and_no_difference(checkout: Inside) -> None:
+    only(checkout, first_cell(checkout))
+    (result,) = compared(checkout)
+    assert (result.failures, len(result.not_run), result.done) == ([], 5, True)
+    assert result.said == [f"not run: 5 cells ({HERE}, scale cpu)", f"1 cells byte for byte ({HERE}, scale cpu)"]
+    end = "check: 1 of 1 tables compared but for 5 cells not run, 0 differences"
+    exit_code, said = code(checkout, "toy")
+    assert (exit_code, said.splitlines()[-1]) == (0, end)
+    elsewhere(checkout)
+    shutil.copytree(checkout.results / "raw" / ELSEWHERE, checkout.results / "raw" / "cuda-Third-torch2.13")
+    exit_code, said = code(checkout, "toy")
+    assert exit_code == 0
+    assert said.splitlines()[-1].startswith(end), "each once, whatever references there are"
+    change(checkout, shift(5.0), where=ELSEWHERE)
+    assert code(checkout, "toy")[0] == 1, "what was run is compared"
+
+
+def test_a_fresh_cell_that_the_reference_lacks_is_no_comparison(checkout: Inside) -> None:
+    keep = first_cell(checkout)
+    only(checkout, keep)
+    path = checkout.results / "raw" / HERE / "toy.json"
+    path.write_text(json.dumps({key: cell for key, cell in json.loads(path.read_text()).items() if key != keep}))
+    exit_code, said = code(checkout, "toy")
+    assert (exit_code, said.splitlines()[0]) == (1, f"toy: not run: 5 cells ({HERE}, scale cpu)")
 
 
 def test_a_point_that_the_reference_has_and_you_lack_fails(checkout: Inside) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from attnrepro.environment import environment
+from attnrepro.results.rows import read_csv
+from attnrepro.results.schema import accepted_digest
 
 from .toy import Copy, Inside, clean_environment, snapshot
 
@@ -58,6 +60,15 @@ def records(root: Path, change: Callable[[dict[str, Any]], None], name: str = "t
     path.write_text(json.dumps(data))
 
 
+def without_cell(root: Path, scale: str = "cpu") -> None:
+    """Take a cell of toy out of rows and cells alike."""
+    path = root / RAW / "toy.json"
+    data = json.loads(path.read_text())
+    gone = min(key for key, cell in data.items() if cell["config"]["scale"] == scale)
+    path.write_text(json.dumps({key: cell for key, cell in data.items() if key != gone}))
+    raw_lines(root, lambda lines: lines.__setitem__(slice(None), [line for line in lines if line[0] != gone]))
+
+
 def text(name: str, old: str, new: str) -> Callable[[Path], None]:
     """Replace the first of a text in a file."""
 
@@ -98,6 +109,31 @@ FAULTS: list[tuple[str, Callable[[Path], Any], list[str]]] = [
         "a timing cell of another processor",
         lambda root: records(root, lambda cell: cell.update(processor="Another"), "toy_timing"),
         [f"{RAW}/toy_timing.json: cell "],
+    ),
+    (
+        "another version of torch",
+        lambda root: records(root, lambda cell: cell["versions"].update(torch="9.9.9")),
+        [f"{RAW}/toy.csv: cell "],
+    ),
+    (
+        "another number of threads",
+        lambda root: records(root, lambda cell: cell.update(threads=64), "toy_timing"),
+        [f"{RAW}/toy_timing.csv: cell "],
+    ),
+    (
+        "a cell gone from rows and cells",
+        without_cell,
+        [f"{RAW}/toy.json: the cell at scale cpu with params.point="],
+    ),
+    (
+        "a cell that another one is",
+        lambda root: records(root, lambda cell: cell["config"]["params"].update(point=9)),
+        [f"{RAW}/toy.json: cell ", f"{RAW}/toy.json: the cell at scale cpu with "],
+    ),
+    (
+        "a file beside the environments",
+        lambda root: (root / "results/raw/toy.csv").write_text(""),
+        ["results/raw/toy.csv: belongs to no environment"],
     ),
     ("cells gone", lambda root: (root / RAW / "toy.json").unlink(), [f"{RAW}/toy.json: cannot be read"]),
     ("rows gone", lambda root: (root / RAW / "toy.csv").unlink(), [f"{RAW}/toy.json: there is no toy.csv beside it"]),
@@ -224,6 +260,36 @@ def test_the_last_bit_of_a_row_that_no_table_shows_is_held_too(checkout: Inside)
     assert [p.split(":")[0] for p in problems(checkout)] == [f"{RAW}/toy.csv"]
 
 
+def test_the_reference_at_scale_cpu_is_the_whole_grid_and_nothing_else(checkout: Inside) -> None:
+    """Long runs at scale full are accepted as they finish."""
+    root = checkout.copy.root
+    assert checkout.attnrepro("experiment=toy", "scale=full", "trainer=cpu", "params.point=1,3").code == 0
+    assert checkout.copy.run("accept.py", "toy").code == 0
+    checkout.build(own=False, readme=root / "README.md")
+    shutil.rmtree(checkout.results / "runs")
+    assert problems(checkout) == []
+    grid = root / "conf/experiment/toy.yaml"
+    whole = grid.read_text()
+    grid.write_text(whole.replace('"1,2,3,4,5,6"', '"1,2,4,5"'))
+    off = [p for p in problems(checkout) if "is not on the grid" in p]
+    assert [p.rpartition(" ")[2] for p in off] == ["cpu", "cpu", "full"]
+    assert all(p.startswith(f"{RAW}/toy.json: cell ") for p in off)
+    grid.write_text(whole)
+    without_cell(root, "full")
+    assert not any("is missing" in p for p in problems(checkout))
+    without_cell(root)
+    (gone,) = [p for p in problems(checkout) if "is missing" in p]
+    assert gone.startswith(f"{RAW}/toy.json: the cell at scale cpu with params.point=")
+
+
+def test_a_configuration_that_stands_there_twice_is_told(checkout: Inside) -> None:
+    path = checkout.copy.root / RAW / "toy.json"
+    data = json.loads(path.read_text())
+    key = min(data)
+    path.write_text(json.dumps(data | {"f" * 12: data[key]}))
+    assert f"{RAW}/toy.json: cell {'f' * 12}: has the configuration of cell {key}" in problems(checkout)
+
+
 def test_all_problems_are_told_at_once(checkout: Inside) -> None:
     chosen = ("a smoke row", "a claim in two files", "a README block by hand", "a claim listed twice")
     for name, plant, _ in FAULTS:
@@ -248,7 +314,12 @@ def test_tables_that_show_your_own_rows_too_are_right_but_not_committed(checkout
     root = checkout.copy.root
     (root / RAW).rename(root / "results/raw/cpu-Another-torch2.13")
     for path in (root / "results/raw/cpu-Another-torch2.13").glob("*.json"):
-        path.write_text(path.read_text().replace(environment("cpu"), "cpu-Another-torch2.13"))
+        data = json.loads(path.read_text())
+        for key, cell in data.items():
+            rows = [row for row in read_csv(path.with_suffix(".csv")) if row["key"] == key]
+            cell["environment"] = "cpu-Another-torch2.13"
+            cell["accepted"] = accepted_digest(rows, cell)
+        path.write_text(json.dumps(data))
     checkout.build(readme=root / "README.md")
     found = verify(root)
     assert found.problems == []

@@ -92,8 +92,8 @@ def test_the_printed_command_makes_the_cell_again(checkout: Inside) -> None:
     from attnrepro.app.check import check
 
     ((result,), _) = check(["toy"], Store(checkout.results), checkout.results / "raw")
-    assert result.said == [f"1 cells byte for byte ({HERE}, scale cpu)"]
-    assert not any("level" in failure for failure in result.failures)
+    assert result.said == [f"not run: 5 cells ({HERE}, scale cpu)", f"1 cells byte for byte ({HERE}, scale cpu)"]
+    assert result.failures == []
 
 
 @slow
@@ -106,6 +106,65 @@ def test_other_environments_and_stale_cells_are_said(checkout: Inside) -> None:
     (also,) = told(text, "also")
     assert also.startswith("cuda-Another-torch2.13, scale cpu: 2.2")
     assert also.endswith(": WITHIN_NOISE")
+
+
+@slow
+def test_several_ids_as_they_stand_in_a_table(checkout: Inside) -> None:
+    one, other = answer(checkout, "toy-exact"), answer(checkout, "toy-trend")
+    assert one != other
+    for asked in (
+        "toy-exact;toy-trend",
+        " toy-exact ;  toy-trend;",
+        "toy-exact toy-trend",
+        "toy-exact;toy-trend;toy-exact",
+    ):
+        assert answer(checkout, asked) == f"{one}\n\n{other}"
+    for asked in ("toy-exact;toy-exat", "toy-exat"):
+        with pytest.raises(ValueError, match="CLAIM=toy-exat: there is no such claim; the closest: toy-exact,"):
+            answer(checkout, asked)
+
+
+@slow
+def test_an_id_of_a_table_itself(checkout: Inside) -> None:
+    """What is in no list of claims, or in the list for no table, is answered where a table has it."""
+    listed = checkout.copy.root / "results" / "claims.csv"
+    whole = listed.read_text()
+    before = answer(checkout, "toy-exact").splitlines()
+    listed.write_text(whole.replace("toy-exact,000,The first,toy\n", "toy-exact,000,The first,\n"))
+    assert answer(checkout, "toy-exact").splitlines() == before
+    listed.write_text(whole.replace("toy-exact,000,The first,toy\n", ""))
+    head, *rest = answer(checkout, "toy-exact").splitlines()
+    assert head == "toy-exact: document 000, an id of the table toy itself, not listed in results/claims.csv"
+    assert rest == before[1:]
+    listed.write_text(whole.replace("toy-open,002,The third,toy\n", ""))
+    assert answer(checkout, "toy-open").splitlines() == [
+        "toy-open: an id of its own, not listed in results/claims.csv",
+        "  not measured: nobody knows how",
+    ]
+
+
+@slow
+def test_a_number_that_is_ranked_among_several_ways_has_a_command_for_each(checkout: Inside) -> None:
+    """Points 1 to 3 of toy with seeds for draws; the printed number may be of 1 or 3."""
+    root = checkout.copy.root
+    checkout.copy.edit("conf/experiment/toy.yaml", "seeds: [0]", "seeds: [0,1,2,3,4]")
+    checkout.copy.edit("experiments/toy/measure.py", "n=len(all_of_them), sd=sd", "n=1")
+    checkout.copy.edit("experiments/toy/table.py", "def monte_carlo(frame):", "def unused(frame):")
+    table = root / "experiments" / "toy" / "table.py"
+    table.write_text(
+        table.read_text()
+        + "\n\ndef protocols(line, frame):\n"
+        + "    from attnrepro.results.verdicts import Protocol\n\n"
+        + "    rows = frame[frame.point.isin(['1', '3'])].to_dict('records')\n"
+        + "    return [Protocol(r['point'], r['estimate'], 0.0, tuple(r['by_seed'].values())) for r in rows]\n"
+    )
+    published = root / "results" / "published" / "toy.csv"
+    published.write_text(published.read_text().replace("sampling,100,", "single_run,,"))
+    assert checkout.attnrepro("experiment=toy", "scale=cpu").code == 0
+    text = answer(checkout, "toy-sampling")
+    commands = [*told(text, "again"), *told(text, "other way")]
+    assert [planned(command)[0][1]["params"]["point"] for command in commands] == [2, 1, 3]  # type: ignore[index]
+    assert told(answer(checkout, "toy-exact"), "other way") == []
 
 
 @slow
@@ -195,10 +254,45 @@ def test_the_command(committed: Copy) -> None:
     assert re.fullmatch(
         r"why: CLAIM=toy-exat: there is no such claim; the closest: toy-exact, [\w-]+, [\w-]+\n", unknown.err
     )
-    none = committed.run("why.py")
-    assert none.code == 2
-    assert none.err.startswith("why: which claim? make why CLAIM=<id>")
-    assert none.err.count("\n") == 1
+    for arguments in ((), ("",), (" ; ",)):
+        none = committed.run("why.py", *arguments)
+        assert none.code == 2
+        assert none.err.startswith("why: which claim? make why CLAIM=<id>")
+        assert none.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ("s0-quiz1", "s0-quiz1"),
+        ("a;touch spy", "a;touch spy"),
+        ("a b ; c", "a b ; c"),
+        ("'; touch spy; '", "'; touch spy; '"),
+        ("$(touch spy) $$(touch spy) `touch spy` $HOME", "$(touch spy) $$(touch spy) `touch spy` $HOME"),
+        ("$(shell touch spy)", "$(shell touch spy)"),
+        ("a\ntouch spy #", "a touch spy #"),
+        ("a\\", "a\\"),
+        ("", ""),
+    ],
+)
+def test_make_hands_an_id_on_and_runs_nothing_of_it(tmp_path: Path, asked: str, given: str) -> None:
+    """With a program for Python that shows what it is given."""
+    show = tmp_path / "show"
+    show.write_text('#!/bin/sh\nprintf \'%s|\' "$#" "$@"\n')
+    show.chmod(0o755)
+    command = ["make", "-s", "-f", str(REPOSITORY / "Makefile"), "-o", "setup", "why", f"PY={show}"]
+    for arguments, variables in (([f"CLAIM={asked}"], {}), ([], {"CLAIM": asked})):
+        done = subprocess.run(
+            [*command, *arguments],
+            cwd=tmp_path,
+            env=clean_environment() | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stdout == f"2|scripts/why.py|{given}|"
+        assert [path.name for path in tmp_path.iterdir()] == ["show"]
 
 
 def test_every_printed_value_of_the_first_table_has_its_command() -> None:

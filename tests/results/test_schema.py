@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from attnrepro.config import Config, TrackingConfig, TrainerConfig, make_cell
-from attnrepro.results.schema import load_records, record_problems, recorded_key, row_problems
+from attnrepro.results.schema import (
+    accepted_digest,
+    changed_cells,
+    load_records,
+    record_problems,
+    recorded_key,
+    row_problems,
+)
 from attnrepro.tables.sqrt_d_entropy.table import Params
 
 PARAMS = Params("draws", 64.0, [16], [True], ["own"], 100, 20, 2, 100, 0, [50])
@@ -148,3 +155,40 @@ def test_a_damaged_file_of_cells_is_one_sentence(tmp_path: Path, content: str | 
         path.write_text(content)
     with pytest.raises(ValueError, match=told):
         load_records(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows, cell: rows[0].update(value="1.2500000000000002"),
+        lambda rows, cell: rows[0].update(unit="nats"),
+        lambda rows, cell: rows.reverse(),
+        lambda rows, cell: rows.pop(),
+        lambda rows, cell: cell["versions"].update(torch="2.11.0"),
+        lambda rows, cell: cell.update(threads=2),
+        lambda rows, cell: cell.update(command=["attnrepro"]),
+        lambda rows, cell: cell.update(note="new"),
+        lambda rows, cell: cell.pop("code"),
+        lambda rows, cell: cell.update(accepted="0" * 16),
+        lambda rows, cell: cell.pop("accepted"),
+    ],
+)
+def test_nothing_of_an_accepted_cell_can_be_changed(
+    tmp_path: Path, change: Callable[[list[dict[str, str]], dict[str, Any]], Any]
+) -> None:
+    rows, cell = copy.deepcopy(ROWS), copy.deepcopy(RECORD) | {"versions": {"torch": "2.13.0"}, "threads": 1}
+    cell["accepted"] = accepted_digest(rows, cell)
+    assert list(changed_cells(written(tmp_path, rows), {KEY: cell})) == []
+    change(rows, cell)
+    (problem,) = changed_cells(written(tmp_path, rows), {KEY: cell})
+    assert problem == f"cell {KEY}: its rows or what is recorded of it are not those that were accepted"
+
+
+def test_another_axis_of_its_table_leaves_an_accepted_cell_alone() -> None:
+    assert accepted_digest([row | {"place": ""} for row in ROWS], RECORD) == accepted_digest(ROWS, RECORD)
+    assert accepted_digest([row | {"place": "1"} for row in ROWS], RECORD) != accepted_digest(ROWS, RECORD)
+
+
+def test_a_record_that_is_none_has_its_own_problem(tmp_path: Path) -> None:
+    assert list(changed_cells(written(tmp_path, ROWS), {KEY: "x"})) == []
+    assert len(list(record_problems("toy", ENVIRONMENT, {KEY: "x"}, timing=False))) == 1

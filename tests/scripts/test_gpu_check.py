@@ -22,7 +22,7 @@ import pytest
 from attnrepro.app import gpu_check
 from attnrepro.app.gpu_check import Check, Outcome
 
-from ..app.toy import TABLES, Copy, add_table, cells, clean_environment, copy_repository
+from ..app.toy import REPOSITORY, TABLES, Copy, add_table, cells, clean_environment, copy_repository
 
 # Nobody has these; the others come from wheels alone.
 BLOCKER = """
@@ -69,6 +69,23 @@ def run(copy: Copy, **settings: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=600,
     )
+
+
+@pytest.mark.parametrize(("out", "expected"), [("rows", "{here}/rows"), ("{here}/x", "{here}/x"), ("", "")])
+def test_a_relative_folder_is_one_of_whoever_calls(tmp_path: Path, out: str, expected: str) -> None:
+    show = tmp_path / "show"
+    show.write_text('#!/bin/sh\nprintf \'%s|\' "$OUT" "$PWD"\n')
+    show.chmod(0o755)
+    for python in ("./show", str(show)):
+        done = subprocess.run(
+            ["bash", str(REPOSITORY / "scripts" / "gpu_check.sh")],
+            env=clean_environment() | {"PYTHON": python, "OUT": out.format(here=tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.stdout, done.stderr) == (f"{expected.format(here=tmp_path)}|{REPOSITORY}|", "")
 
 
 def closing_table(output: str) -> dict[str, tuple[str, str]]:

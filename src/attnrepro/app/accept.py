@@ -2,10 +2,10 @@
 
 import csv
 import io
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from attnrepro import paths
 from attnrepro.app.gather import REPORTED, CellRows, own_cells, reference_cells
@@ -14,7 +14,7 @@ from attnrepro.app.report import report_table
 from attnrepro.codeversion import code_version
 from attnrepro.config import BadInput, digest, table_module
 from attnrepro.results.rows import HEAD, TAIL
-from attnrepro.results.schema import rows_digest
+from attnrepro.results.schema import accepted_digest
 from attnrepro.results.store import Store, to_json, write_text
 
 
@@ -59,9 +59,16 @@ def _write(raw: Path, environment: str, table: str, cells: Sequence[CellRows]) -
     writer.writeheader()
     for cell in cells:
         writer.writerows(cell.rows)
-    records = {c.key: {**c.run, "code": c.code, "config": dict(c.science), "rows": rows_digest(c.rows)} for c in cells}
     write_text(raw / environment / f"{table}.csv", out.getvalue())
-    write_text(raw / environment / f"{table}.json", to_json(json.loads(json.dumps(records))))
+    write_text(raw / environment / f"{table}.json", to_json({cell.key: _record(cell) for cell in cells}))
+
+
+def _record(cell: CellRows) -> dict[str, Any]:
+    """What is known of a cell, with its checksum. One that stays keeps both: a new sum would hide a change by hand."""
+    if not cell.own:
+        return dict(cell.run)
+    record: dict[str, Any] = {**cell.run, "code": cell.code, "config": dict(cell.science)}
+    return record | {"accepted": accepted_digest(cell.rows, record)}
 
 
 def main(argv: Sequence[str]) -> int:

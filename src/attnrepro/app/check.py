@@ -14,7 +14,7 @@ from attnrepro.app.precheck import own_grid
 from attnrepro.app.report import about
 from attnrepro.codeversion import code_version
 from attnrepro.config import digest, table_module
-from attnrepro.results.regression import ALPHA, EPS, difference_p, exact_agrees
+from attnrepro.results.regression import ALPHA, EPS, WELCH, difference, exact_agrees
 from attnrepro.results.store import Store
 
 # Packages whose version can change the last bits of a row.
@@ -26,18 +26,24 @@ Point = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Tested:
-    """Welch's p for one point, and the sentence that says what differs if it is small."""
+    """p of one point, the sentence that says what differs if it is small, and the name of the test."""
 
     p: float
     sentence: str
+    test: str
 
 
 @dataclass
 class Comparison:
-    """One table against its reference: what was done, every difference found, and the tests that Holm decides on."""
+    """One table against its reference: what was done, every difference found, and the tests that Holm decides on.
+
+    ``not_run`` has the identities of reference cells that were not run while others were: no difference, but nothing
+    was learned of them.
+    """
 
     table: str
     done: bool = False
+    not_run: set[str] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     tests: list[Tested] = field(default_factory=list)
@@ -71,13 +77,13 @@ def _on_grid(cells: Iterable[CellRows], table: str, scale: str) -> list[CellRows
 
 def _against(result: Comparison, mine: Sequence[CellRows], theirs: Sequence[CellRows]) -> None:
     """Compare with the reference of one environment at one scale."""
-    result.done = True
     by_identity = {cell.identity: cell for cell in mine}
     pairs = [(by_identity[c.identity], c) for c in theirs if c.identity in by_identity]
     where = f"{theirs[0].environment}, scale {theirs[0].scale}"
-    result.failures += [
-        f"cell {c.key} is in the reference ({where}) and was not run" for c in theirs if c.identity not in by_identity
-    ]
+    result.done = result.done or bool(pairs)
+    if absent := {cell.identity for cell in theirs} - by_identity.keys():
+        result.said.append(f"not run: {len(absent)} cells ({where})")
+        result.not_run |= absent
     code = code_version(result.table)
     for whose, cells in (("your", [m for m, _ in pairs]), ("the reference", [r for _, r in pairs])):
         if stale := sum(cell.code != code for cell in cells):
@@ -135,7 +141,8 @@ def _statistics(result: Comparison, mine: Sequence[CellRows], theirs: Sequence[C
     axes = table_module(result.table).AXES
     timed, environment = bool(about(result.table).get("timing")), theirs[0].environment
     ours, reference = _points(mine, axes), _points(theirs, axes)
-    counts = dict.fromkeys(("tested", "exact", "timed", "without a spread", "failed in the reference"), 0)
+    words = ("tested seed by seed", "tested", "exact", "timed", "without a spread", "failed in the reference")
+    counts = dict.fromkeys(words, 0)
     for at, rows in reference.items():
         what = _name(axes, at)
         fresh = ours.get(at, [])
@@ -154,11 +161,11 @@ def _statistics(result: Comparison, mine: Sequence[CellRows], theirs: Sequence[C
                 result.failures.append(f"{what}: {_show(a)}, in {environment} {_show(b)}")
         elif timed:
             counts["timed"] += 1
-        elif math.isnan(p := difference_p(a, b, eps)):
+        elif math.isnan((found := difference(a, b, eps)).p):
             counts["without a spread"] += 1
         else:
-            counts["tested"] += 1
-            result.tests.append(Tested(p, f"{what}: {_show(a)}, in {environment} {_show(b)}"))
+            counts["tested" if found.test == WELCH else "tested seed by seed"] += 1
+            result.tests.append(Tested(found.p, f"{what}: {_show(a)}, in {environment} {_show(b)}", found.test))
     return ", ".join(f"{n} {word}" for word, n in counts.items() if n)
 
 
@@ -206,7 +213,7 @@ def check(tables: Sequence[str], store: Store, raw: Path) -> tuple[list[Comparis
     adjusted = stats.holm([test.p for _, test in tests]).tolist()
     for (result, test), p in zip(tests, adjusted, strict=True):
         if p <= ALPHA:
-            result.failures.append(f"{test.sentence}: p = {p:.2g} after Holm over {len(tests)}")
+            result.failures.append(f"{test.sentence}: p = {p:.2g} ({test.test}) after Holm over {len(tests)}")
     return results, f"; smallest p of {len(tests)} points after Holm {min(adjusted):.2g}" if tests else ""
 
 
@@ -226,7 +233,8 @@ def main(argv: Sequence[str]) -> int:
         if len(result.failures) > SHOWN:
             print(f"DIFFERS {result.table}: and {len(result.failures) - SHOWN} more", file=sys.stderr)
     differences = sum(len(result.failures) for result in results)
-    done = sum(result.done for result in results)
-    print(f"check: {done} of {len(results)} tables compared, {differences} differences{tested}", file=sys.stderr)
+    done, not_run = sum(result.done for result in results), sum(len(result.not_run) for result in results)
+    compared = f"{done} of {len(results)} tables compared" + (f" but for {not_run} cells not run" if not_run else "")
+    print(f"check: {compared}, {differences} differences{tested}", file=sys.stderr)
     # What was asked for by name must be compared, and a check of nothing is no success.
     return 1 if differences or done < max(len(argv), 1) else 0

@@ -1,15 +1,17 @@
 """``make verify``: everything that is committed under ``results/`` fits together. No torch; nothing is written."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from attnrepro import paths
 from attnrepro.app.gather import CellRows, own_cells, reference_cells
+from attnrepro.app.precheck import own_grid
 from attnrepro.app.report import TableReport, about, markdown, readme_block, report_table
-from attnrepro.config import table_module
+from attnrepro.config import BadInput, digest, table_module
 from attnrepro.results.claims import load_claims, register_problems
 from attnrepro.results.published import NOT_MEASURED, load_not_measured, load_published
 from attnrepro.results.schema import REFERENCE_SCALES, changed_cells, load_records, record_problems, row_problems
@@ -43,9 +45,12 @@ def verify(root: Path) -> Verification:
 
 
 def _check_rows(found: Verification) -> None:
-    """``results/raw``: rows as the store writes them, cells whose keys are right, a pair of files each."""
-    tables = paths.table_names()
-    for path in sorted((found.root / "results" / "raw").glob("*/*")):
+    """``results/raw``: rows as the store writes them, the cells of the grid with right keys, a pair of files each."""
+    tables, raw = paths.table_names(), found.root / "results" / "raw"
+    for path in sorted(raw.glob("*")):
+        if not path.is_dir():
+            found.add(path, "belongs to no environment")
+    for path in sorted(raw.glob("*/*")):
         table, beside = path.stem, path.with_suffix(".json")
         if path.suffix not in (".csv", ".json") or table not in tables:
             found.add(path, "there is no such table")
@@ -61,11 +66,50 @@ def _check_rows(found: Verification) -> None:
             timing = bool(about(table).get("timing"))
             for what in record_problems(table, path.parent.name, records, timing=timing):
                 found.add(beside, what)
+            for what in _grid_problems(table, records):
+                found.add(beside, what)
             for what in row_problems(path, table_module(table).AXES, records):
                 found.add(path, what)
             for what in changed_cells(path, records):
                 found.add(path, what)
             found.cells += len(records)
+
+
+def _grid_problems(table: str, records: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the cells of one environment are those of the table's own grid.
+
+    At scale full some may be missing: long runs are accepted as they finish.
+    """
+    recorded: dict[str, dict[str, str]] = {scale: {} for scale in REFERENCE_SCALES}
+    for key, record in records.items():
+        science = record.get("config") if isinstance(record, dict) else None
+        if isinstance(science, dict) and science.get("scale") in recorded:
+            first = recorded[science["scale"]].setdefault(digest(science), key)
+            if first != key:
+                yield f"cell {key}: has the configuration of cell {first}"
+    for scale, cells in recorded.items():
+        try:
+            grid = {digest(science): science for science in own_grid(table, scale)} if cells else {}
+        except BadInput as error:
+            yield f"its grid at scale {scale} cannot be made: {error}"
+            continue
+        for identity, key in cells.items():
+            if identity not in grid:
+                yield f"cell {key}: is not on the grid of the table at scale {scale}"
+        if scale == "cpu":
+            yield from (f"the cell {_name(grid[i], grid.values())} is missing" for i in grid if i not in cells)
+
+
+def _name(science: Mapping[str, Any], grid: Iterable[Mapping[str, Any]]) -> str:
+    """What sets a cell apart from others of its grid."""
+    flat, *others = (
+        {**one, "params": "", **{f"params.{name}": value for name, value in one["params"].items()}}
+        for one in (science, *grid)
+    )
+    apart = [
+        f"{name}={str(value)[:40]}" for name, value in flat.items() if any(other.get(name) != value for other in others)
+    ]
+    return f"at scale {science['scale']} with {', '.join(apart)}" if apart else f"at scale {science['scale']}"
 
 
 def _published(found: Verification) -> dict[Path, list[str]]:

@@ -12,52 +12,86 @@ from attnrepro import paths
 from attnrepro.app.gather import REPORTED, own_cells, reference_cells
 from attnrepro.app.precheck import Planned, make_plan
 from attnrepro.app.report import TableReport, about, report_table
-from attnrepro.config import BadInput, digest
+from attnrepro.config import BadInput, digest, table_module
 from attnrepro.results.claims import Claim, load_claims
 from attnrepro.results.published import NOT_MEASURED, PublishedLine, load_not_measured, load_published
 from attnrepro.results.store import Store
 
+WHICH = "which claim? make why CLAIM=<id>; the column claim of results/tables/<table>.csv has them"
 
-def why(claim: str, root: Path, store: Store) -> str:
-    """The whole answer for one id of ``results/claims.csv``; ``root`` is the repository.
+
+def why(asked: str, root: Path, store: Store) -> str:
+    """The whole answer for ids as they stand in the tables, one or several with ``;`` or spaces between them.
+
+    ``root`` is the repository. An id is one of ``results/claims.csv`` or a table's own.
 
     Raises:
-        BadInput: there is no such id.
+        BadInput: there is no such id, or none was given.
     """
-    claims = load_claims(root / "results" / "claims.csv")
-    if claim not in claims:
-        near = difflib.get_close_matches(claim, claims, n=3, cutoff=0.5)
-        raise BadInput(f"CLAIM={claim}: there is no such claim; the closest: {', '.join(near) or 'none'}")
     published = root / "results" / "published"
-    head = f"{claim}: document {claims[claim].document}, section: {claims[claim].section}"
-    if reason := load_not_measured(published / NOT_MEASURED).get(claim):
-        return f"{head}\n  not measured: {reason}"
-    return "\n".join([head, *_answer(claims[claim], published / f"{claims[claim].table}.csv", store, root)])
+    claims = load_claims(root / "results" / "claims.csv")
+    reasons = load_not_measured(published / NOT_MEASURED)
+    files = {table: published / f"{table}.csv" for table in paths.table_names()}
+    printed: dict[str, list[PublishedLine]] = {}
+    tables: dict[str, str] = {}
+    for table, path in files.items():
+        for line in load_published(path) if path.is_file() else ():
+            printed.setdefault(line.claim, []).append(line)
+            tables.setdefault(line.claim, table)
+    known = list(dict.fromkeys([*claims, *reasons, *printed]))
+    ids = list(dict.fromkeys(asked.replace(";", " ").split()))
+    if not ids:
+        raise BadInput(WHICH)
+    for claim in ids:
+        if claim not in known:
+            near = difflib.get_close_matches(claim, known, n=3, cutoff=0.5)
+            raise BadInput(f"CLAIM={claim}: there is no such claim; the closest: {', '.join(near) or 'none'}")
+    commands: dict[str, Commands] = {}
+    answers = []
+    for claim in ids:
+        listed = claims.get(claim)
+        table = tables.get(claim) or (listed.table if listed else "")
+        said = [_head(claim, listed, table)]
+        if claim in reasons:
+            said.append(f"  not measured: {reasons[claim]}")
+        elif table not in files:
+            said.append("  no table measures it yet")
+        elif claim not in printed:
+            said.append(f"  {files[table].relative_to(root)} has no line for it: make verify")
+        else:
+            if table not in commands:
+                raw = root / "results" / "raw"
+                commands[table] = Commands(report_table(table, store, raw), store, raw)
+            said += _answer(printed[claim], commands[table])
+        answers.append("\n".join(said))
+    return "\n\n".join(answers)
 
 
-def _answer(claim: Claim, path: Path, store: Store, root: Path) -> Iterator[str]:
-    if claim.table not in paths.table_names():
-        yield "  no table measures it yet"
-        return
-    lines = [line for line in load_published(path) if line.claim == claim.claim] if path.is_file() else []
-    if not lines:
-        yield f"  {path.relative_to(root)} has no line for it: make verify"
-        return
-    raw = root / "results" / "raw"
-    report = report_table(claim.table, store, raw)
-    commands = Commands(report, store, raw)
+def _head(claim: str, listed: Claim | None, table: str) -> str:
+    if listed:
+        return f"{claim}: document {listed.document}, section: {listed.section}"
+    where = f"document {about(table)['document']}, an id of the table {table} itself" if table else "an id of its own"
+    return f"{claim}: {where}, not listed in results/claims.csv"
+
+
+def _answer(lines: Sequence[PublishedLine], commands: "Commands") -> Iterator[str]:
+    report = commands.report
     for line in lines:
         rows = [row for row in report.lines if _is_at(row, line, report.axes)]
         shown = [row for row in rows if report.shown is None or _group(row) == _shown_group(report)]
         yield from _printed(line)
         for row in shown:
             yield from _found(row, report)
-            yield f"  again      {commands.of(row)}"
+            again = commands.of(row)
+            yield f"  again      {again}"
+            for other in commands.ranked_among(line):
+                if other != again:
+                    yield f"  other way  {other}"
         for row in rows:
             if row not in shown:
                 yield f"  also       {_where(row)}: {_measured(row)}: {row['verdict']}"
     files = ("conf/experiment/{0}.yaml", "results/published/{0}.csv", "results/tables/{0}.csv")
-    yield "  files      " + "  ".join(name.format(claim.table) for name in files)
+    yield "  files      " + "  ".join(name.format(report.name) for name in files)
 
 
 def _is_at(row: Mapping[str, Any], line: PublishedLine, axes: Sequence[str]) -> bool:
@@ -118,28 +152,52 @@ class Commands:
     """What measures the lines of one table again."""
 
     def __init__(self, report: TableReport, store: Store, raw: Path) -> None:
-        self.table = report.name
-        self.columns = (*report.axes, "quantity", "statistic")
+        self.report, self.table = report, report.name
         self.cells = [*own_cells(store, self.table, REPORTED), *reference_cells(raw, self.table, REPORTED)]
         self.plans: dict[str, list[Planned]] = {}
 
     def of(self, row: Mapping[str, Any]) -> str:
         """The one cell that a line comes from, else the table; a table that reads rows needs those first."""
-        scale = str(row["scale"])
+        scale, columns = str(row["scale"]), (*self.report.axes, "quantity", "statistic")
         found = {
             cell.identity
             for cell in self.cells
             if (cell.environment, cell.scale) == (row["environment"], scale)
-            and any(r["source"] == "measured" and all(r[c] == row[c] for c in self.columns) for r in cell.rows)
+            and any(r["source"] == "measured" and all(r[c] == row[c] for c in columns) for r in cell.rows)
         }
-        if found and not about(self.table).get("needs"):
-            if scale not in self.plans:
-                plan = make_plan([f"experiment={self.table}", f"scale={scale}"], check_inputs=False)
-                self.plans[scale] = plan.cells
-            planned = [p for p in self.plans[scale] if digest(p.cell.science()) in found]
-            if len(planned) == 1:
-                return shlex.join(["attnrepro", *planned[0].overrides, "hydra.mode=RUN"])
+        commands = self._of_cells(found, scale)
+        return commands[0] if len(commands) == 1 else self._of_table(scale)
+
+    def ranked_among(self, line: PublishedLine) -> list[str]:
+        """Those of the cells whose seeds a printed number was ranked among, one way of training each."""
+        protocols, shown = getattr(table_module(self.table), "protocols", None), self.report.shown
+        if line.klass not in ("sampling", "single_run") or not (protocols and shown and shown.lines):
+            return []
+        samples = {protocol.samples for protocol in protocols(line, shown.frame()) if protocol.samples}
+        found = set()
+        for cell in self.cells:
+            if samples and (cell.environment, cell.scale) == (shown.environment, shown.scale):
+                values: dict[tuple[str, ...], list[float]] = {}
+                for r in cell.rows:
+                    if (r["source"], r["status"], r["quantity"]) == ("measured", "ok", line.quantity):
+                        at = tuple(r[name] for name in (*self.report.axes, "statistic"))
+                        values.setdefault(at, []).append(float(r["value"]))
+                if any(tuple(one) in samples for one in values.values()):
+                    found.add(cell.identity)
+        return self._of_cells(found, shown.scale)
+
+    def _of_table(self, scale: str) -> str:
         return f"make reproduce TABLE={self.table}" + (f" SCALE={scale}" if scale else "")
+
+    def _of_cells(self, identities: set[str], scale: str) -> list[str]:
+        """In the order of the grid; none where the cells read rows of other tables."""
+        if not identities or about(self.table).get("needs"):
+            return []
+        if scale not in self.plans:
+            plan = make_plan([f"experiment={self.table}", f"scale={scale}"], check_inputs=False)
+            self.plans[scale] = plan.cells
+        chosen = [planned for planned in self.plans[scale] if digest(planned.cell.science()) in identities]
+        return [shlex.join(["attnrepro", *planned.overrides, "hydra.mode=RUN"]) for planned in chosen]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -148,9 +206,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if root is None:
             raise BadInput("there is no checkout here, only an installed package, which lists no claims")
-        if len(argv) != 1:
-            raise BadInput("which claim? make why CLAIM=<id>; the column claim of results/tables/<table>.csv has them")
-        print(why(argv[0], root, Store(paths.results_dir())))
+        print(why(" ".join(argv), root, Store(paths.results_dir())))
     except ValueError as error:
         print(f"why: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1

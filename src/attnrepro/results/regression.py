@@ -1,8 +1,9 @@
 """Whether two measurements of one point are the same: equal up to round-off, or not told apart by a test."""
 
 import math
+import statistics
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnrepro import stats
 
@@ -11,6 +12,9 @@ ALPHA = 0.001
 # What two exact computations may differ by, in eps, and by how much a round-off error may be the larger one.
 ROUND_OFF_EPS = 32.0
 SAME_ORDER = 10.0
+# Fewer common seeds than these are not compared seed by seed.
+LEAST_PAIRS = 5
+WELCH, PAIRED, SIGN = "Welch's t", "paired t", "sign test"
 # By dtype of a row, else by precision of its cell.
 EPS = {
     **dict.fromkeys(("float64", "64-true"), 2.0**-52),
@@ -38,14 +42,33 @@ def exact_agrees(quantity: str, fresh: float, reference: float, eps: float) -> b
     return before <= math.sqrt(eps) and now <= SAME_ORDER * max(before, eps)
 
 
-def difference_p(fresh: Mapping[str, Any], reference: Mapping[str, Any], eps: float) -> float:
-    """Welch's p that two estimates (``estimate``, ``sd``, ``n``) are of different things; nan where one has no spread.
+class Difference(NamedTuple):
+    """p that two estimates are of different things (nan: one of them has no spread), and the test that it is from."""
 
-    Estimates that differ by round-off alone are the same (p = 1) even if neither varies.
+    p: float
+    test: str
+
+
+def difference(fresh: Mapping[str, Any], reference: Mapping[str, Any], eps: float) -> Difference:
+    """Whether two estimates (``estimate``, ``sd``, ``n``, ``by_seed``: value by seed or empty) differ.
+
+    The same seeds are trained on the same data from the same start, so they are compared pair by pair: by a paired t,
+    or by the sign test where seeds are stuck on either side or in between. Other estimates: Welch. Estimates that
+    differ by round-off alone are the same (p = 1) even if neither varies.
     """
+    a, b = fresh["by_seed"], reference["by_seed"]
+    pairs = [(a[seed], b[seed]) for seed in a] if len(a) >= LEAST_PAIRS and a.keys() == b.keys() else []
+    differences = [one - other for one, other in pairs]
+    stuck = any(stats.is_bistable(values) for values in (a.values(), b.values(), differences)) if pairs else False
+    test = WELCH if not pairs else SIGN if stuck else PAIRED
     if math.isnan(fresh["sd"]) or math.isnan(reference["sd"]):
-        return math.nan
+        return Difference(math.nan, test)
     if equal(fresh["estimate"], reference["estimate"], eps):
-        return 1.0
+        return Difference(1.0, test)
+    if test == SIGN:
+        return Difference(stats.sign_test_p(differences), test)
+    if test == PAIRED:
+        error = statistics.stdev(differences) / math.sqrt(len(differences))
+        return Difference(stats.t_p(stats.z_score(statistics.fmean(differences), error), len(differences) - 1), test)
     sides = [(side["estimate"], side["sd"], side["n"]) for side in (fresh, reference)]
-    return stats.welch_p(*sides[0], *sides[1])
+    return Difference(stats.welch_p(*sides[0], *sides[1]), test)

@@ -47,9 +47,14 @@ def record_problems(table: str, environment: str, records: Mapping[str, Any], *,
             yield f"cell {key}: the record lacks {error}"
 
 
-def rows_digest(rows: Sequence[Mapping[str, str]]) -> str:
-    """Checksum of the rows of one cell: what tables round away, and rows that no reader needs, are held by it too."""
-    return digest([[str(value) for value in row.values()] for row in rows])[:16]
+def accepted_digest(rows: Sequence[Mapping[str, str]], record: Mapping[str, Any]) -> str:
+    """Checksum of one accepted cell, its field ``accepted``: its rows, with what tables round away and what no reader
+    needs, and all else that was recorded of it: versions, threads, machine, command line. Blank columns do not count,
+    so that a table may be given another axis.
+    """
+    told = [{name: value for name, value in row.items() if value} for row in rows]
+    rest = {name: value for name, value in record.items() if name != "accepted"}
+    return digest([told, rest])[:16]
 
 
 def row_problems(path: Path, axes: Sequence[str], records: Mapping[str, Any]) -> Iterator[str]:
@@ -84,13 +89,14 @@ def row_problems(path: Path, axes: Sequence[str], records: Mapping[str, Any]) ->
 
 
 def changed_cells(path: Path, records: Mapping[str, Any]) -> Iterator[str]:
-    """Cells of ``results/raw/<environment>/<table>.csv`` whose rows are not those that `accept` wrote."""
+    """Cells of ``results/raw/<environment>/<table>.csv`` that are not what `accept` wrote."""
     cells: dict[str, list[dict[str, str]]] = {}
     for row in read_csv(path):
         cells.setdefault(row.get("key", ""), []).append(row)
     for key, rows in cells.items():
-        if key in records and rows_digest(rows) != _field(records[key], "rows"):
-            yield f"cell {key}: its rows are not those that were accepted"
+        record = records.get(key)
+        if isinstance(record, dict) and accepted_digest(rows, record) != record.get("accepted"):
+            yield f"cell {key}: its rows or what is recorded of it are not those that were accepted"
 
 
 def _field(record: Any, *names: str) -> object:
