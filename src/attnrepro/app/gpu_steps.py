@@ -304,7 +304,7 @@ def compare(cells: Sequence[tuple[str, str]], device: Path, cpu: Path, wrong: li
     """Hold finished cells ``(table, key)`` of one root against those of another; differences go to ``wrong``.
 
     Two devices give other bytes, so that rows are compared by class (``attnrepro.app.check``): exact ones up to
-    round-off, the others by Welch's test, Holm's correction over all of them. Returns what was done.
+    round-off, the others by a test, Holm's correction over all of them. Returns what was done.
     """
     from attnrepro.app.accept import accept
     from attnrepro.app.check import check
