@@ -431,7 +431,7 @@ def is_printed(literal: str, number: str) -> bool:
 # Literals that are a published number and stand in the code for another reason, which is given here.
 ALLOWED = {
     ("sqrt_d_entropy", "1024"): "the exponent of float64, from which the theory works out where exp overflows",
-    ("sqrt_d_entropy", "256"): "the largest layer on which initialisers are tried; printed are 256 layers of convolution",
+    ("sqrt_d_entropy", "256"): "largest layer on which initialisers are tried; printed are 256 layers",
 }
 
 
