@@ -432,6 +432,9 @@ def is_printed(literal: str, number: str) -> bool:
 ALLOWED = {
     ("sqrt_d_entropy", "1024"): "the exponent of float64, from which the theory works out where exp overflows",
     ("sqrt_d_entropy", "256"): "largest layer on which initialisers are tried; printed are 256 layers",
+    ("attention_identities", "4096"): "an upper limit of sizes; printed are 4096 tokens of an image",
+    ("permutation_symmetry", "4096"): "an upper limit of sizes; printed are 4096 tokens of an image",
+    ("position_strength", "4096"): "sequences held at once; printed are 4096 tokens of an image",
 }
 
 
