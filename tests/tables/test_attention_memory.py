@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import importlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +20,14 @@ from attnrepro.app import report
 from attnrepro.app.precheck import make_plan
 from attnrepro.config import BadInput
 from attnrepro.results.published import load_published
-from attnrepro.results.rows import Row, read_csv
+from attnrepro.results.rows import Row
 from attnrepro.tables.attention_memory import measure
 from attnrepro.training.trainer import make_trainer
+
+from . import harness
+from .harness import verdicts
+
+pytestmark = pytest.mark.usefixtures("on_the_grid")
 
 NAME = "attention_memory"
 SMOKE = (f"experiment={NAME}", "scale=smoke", "tracking=disabled")
@@ -52,16 +54,7 @@ def values(rows: list[Row], quantity: str, **axes: object) -> list[float]:
 
 
 def built(root: Path) -> report.TableReport:
-    # Looked up anew: tests that run copies of the repository import the table again.
-    return report.report_table(NAME, report.Store(root), root / "raw", ("smoke",))
-
-
-def verdicts(made: report.TableReport) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for line in made.lines:
-        for claim in filter(None, str(line.get("claim", "")).split(";")):
-            found.setdefault(claim, set()).add(str(line["verdict"]))
-    return found
+    return harness.built(NAME, root)
 
 
 def problems(made: report.TableReport) -> list[str]:
@@ -77,13 +70,6 @@ def measured_module() -> Any:
     return importlib.import_module(f"attnrepro.tables.{NAME}.measure")
 
 
-@pytest.fixture(autouse=True)
-def on_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells of other sizes than smoke count as the table's own."""
-    gather = importlib.import_module("attnrepro.app.gather")
-    monkeypatch.setattr(gather, "variant", lambda science, axes: "")
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
@@ -93,22 +79,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def change(root: Path, target: Path, edit: Callable[[dict[str, str]], None]) -> report.TableReport:
-    """The report of a copy of recorded rows, each edited."""
-    shutil.copytree(root, target)
-    for folder in (target / "runs" / NAME).iterdir():
-        if not folder.is_dir():
-            continue
-        rows = read_csv(folder / "rows.csv")
-        for row in rows:
-            edit(row)
-        with (folder / "rows.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        done = json.loads((folder / "done.json").read_text())
-        done["sha256"]["rows.csv"] = hashlib.sha256((folder / "rows.csv").read_bytes()).hexdigest()
-        (folder / "done.json").write_text(json.dumps(done))
-    return built(target)
+    return harness.change(NAME, root, target, edit)
 
 
 # --- what is measured ---

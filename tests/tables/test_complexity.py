@@ -25,6 +25,11 @@ from attnrepro.results.rows import Row
 from attnrepro.tables.complexity import measure, table
 from attnrepro.training.trainer import make_trainer
 
+from . import harness
+from .harness import verdicts
+
+pytestmark = pytest.mark.usefixtures("on_the_grid")
+
 NAME = "complexity"
 SMOKE = (f"experiment={NAME}", "scale=smoke", "tracking=disabled")
 
@@ -46,16 +51,7 @@ def pick(rows: list[Row], quantity: str, **axes: object) -> float:
 
 
 def built(root: Path) -> report.TableReport:
-    # Looked up anew: tests that run copies of the repository import the table again.
-    return report.report_table(NAME, report.Store(root), root / "raw", ("smoke",))
-
-
-def verdicts(made: report.TableReport) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for line in made.lines:
-        for claim in filter(None, str(line.get("claim", "")).split(";")):
-            found.setdefault(claim, set()).add(str(line["verdict"]))
-    return found
+    return harness.built(NAME, root)
 
 
 def run(root: Path, *overrides: str) -> report.TableReport:
@@ -65,13 +61,6 @@ def run(root: Path, *overrides: str) -> report.TableReport:
 
 def measured_module() -> Any:
     return importlib.import_module(f"attnrepro.tables.{NAME}.measure")
-
-
-@pytest.fixture(autouse=True)
-def on_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells of other sizes than smoke count as the table's own."""
-    gather = importlib.import_module("attnrepro.app.gather")
-    monkeypatch.setattr(gather, "variant", lambda science, axes: "")
 
 
 @pytest.fixture(scope="module")

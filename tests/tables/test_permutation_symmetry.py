@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import importlib
-import json
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +20,14 @@ from attnrepro.config import BadInput
 from attnrepro.data.streams import generator
 from attnrepro.nn.self_attention import SelfAttention
 from attnrepro.results.published import load_published
-from attnrepro.results.rows import Row, read_csv
+from attnrepro.results.rows import Row
 from attnrepro.tables.permutation_symmetry import measure, table
 from attnrepro.training.trainer import make_trainer
+
+from . import harness
+from .harness import verdicts
+
+pytestmark = pytest.mark.usefixtures("on_the_grid")
 
 NAME = "permutation_symmetry"
 SMOKE = (f"experiment={NAME}", "scale=smoke", "tracking=disabled")
@@ -54,29 +55,13 @@ def pick(rows: list[Row], quantity: str, statistic: str, **axes: object) -> Row:
 
 
 def built(root: Path) -> report.TableReport:
-    # Looked up anew: tests that run copies of the repository import the table again.
-    return report.report_table(NAME, report.Store(root), root / "raw", ("smoke",))
-
-
-def verdicts(made: report.TableReport) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for line in made.lines:
-        for claim in filter(None, str(line.get("claim", "")).split(";")):
-            found.setdefault(claim, set()).add(str(line["verdict"]))
-    return found
+    return harness.built(NAME, root)
 
 
 def run(root: Path, *overrides: str) -> report.TableReport:
     """Cells of the smoke grid with more draws, as if the grid had been made so."""
     assert entry.main([*SMOKE, *DRAWS, f"results={root}", *overrides]) == 0
     return built(root)
-
-
-@pytest.fixture(autouse=True)
-def on_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells with more draws than smoke count as the table's own."""
-    gather = importlib.import_module("attnrepro.app.gather")
-    monkeypatch.setattr(gather, "variant", lambda science, axes: "")
 
 
 @pytest.fixture(scope="module")
@@ -87,22 +72,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def change(root: Path, target: Path, edit: Callable[[dict[str, str]], None]) -> report.TableReport:
-    """The report of a copy of recorded rows, each edited."""
-    shutil.copytree(root, target)
-    for folder in (target / "runs" / NAME).iterdir():
-        if not folder.is_dir():
-            continue
-        rows = read_csv(folder / "rows.csv")
-        for row in rows:
-            edit(row)
-        with (folder / "rows.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        done = json.loads((folder / "done.json").read_text())
-        done["sha256"]["rows.csv"] = hashlib.sha256((folder / "rows.csv").read_bytes()).hexdigest()
-        (folder / "done.json").write_text(json.dumps(done))
-    return built(target)
+    return harness.change(NAME, root, target, edit)
 
 
 # Accuracies as a full training gives them: seven eighths of the way to each limit and a spread over seeds.
