@@ -8,9 +8,29 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from attnrepro.app import report
-from attnrepro.results.rows import read_csv
+from attnrepro.app.precheck import make_plan
+from attnrepro.results.rows import Row, read_csv
+from attnrepro.training.trainer import make_trainer
+
+
+def cell_of(table: str, *overrides: str) -> Any:
+    """One cell at scale smoke."""
+    plan = make_plan([f"experiment={table}", "scale=smoke", "tracking=disabled", "hydra.mode=RUN", *overrides])
+    return plan.cells[0].cell
+
+
+def rows_of(table: str, build: Callable[[Any], Any], *overrides: str) -> list[Row]:
+    """What one cell at scale smoke measures, without store and report; ``build`` is that of its measure.py."""
+    cell = cell_of(table, *overrides)
+    job = build(cell)
+    if job.fit is not None:
+        make_trainer(cell, max_steps=job.max_steps).fit(job.module, job.fit)
+    make_trainer(cell).test(job.module, job.test, verbose=False)
+    rows: list[Row] = job.module.rows()
+    return rows
 
 
 def built(table: str, root: Path) -> report.TableReport:

@@ -18,7 +18,6 @@ from torch import Tensor
 from attnrepro import paths
 from attnrepro.app import main as entry
 from attnrepro.app import report
-from attnrepro.app.precheck import make_plan
 from attnrepro.config import BadInput
 from attnrepro.data.streams import generator
 from attnrepro.nn.cross_attention import CrossAttention
@@ -41,14 +40,11 @@ STACKS = ("params.stack_length=196", "params.depths=[12]", "params.n_stacks=3")
 
 
 def cell_of(*overrides: str) -> Any:
-    return make_plan([*SMOKE, "hydra.mode=RUN", *overrides]).cells[0].cell
+    return harness.cell_of(NAME, *overrides)
 
 
 def rows_of(*overrides: str) -> list[Row]:
-    cell = cell_of(*overrides)
-    job = measure.build(cell)
-    make_trainer(cell).test(job.module, job.test, verbose=False)
-    return job.module.rows()
+    return harness.rows_of(NAME, measure.build, *overrides)
 
 
 def pick(rows: list[Row], quantity: str, **axes: object) -> Row:

@@ -17,12 +17,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from attnrepro import paths
 from attnrepro.app import main as entry
 from attnrepro.app import report
-from attnrepro.app.precheck import make_plan
 from attnrepro.config import BadInput
 from attnrepro.results.published import load_published
 from attnrepro.results.rows import Row
 from attnrepro.tables.attention_memory import measure
-from attnrepro.training.trainer import make_trainer
 
 from . import harness
 from .harness import verdicts
@@ -39,14 +37,11 @@ FEW = "memory_exponent at attention="
 
 
 def cell_of(*overrides: str) -> Any:
-    return make_plan([*SMOKE, "hydra.mode=RUN", *overrides]).cells[0].cell
+    return harness.cell_of(NAME, *overrides)
 
 
 def rows_of(*overrides: str) -> list[Row]:
-    cell = cell_of(*overrides)
-    job = measure.build(cell)
-    make_trainer(cell).test(job.module, job.test, verbose=False)
-    return job.module.rows()
+    return harness.rows_of(NAME, measure.build, *overrides)
 
 
 def values(rows: list[Row], quantity: str, **axes: object) -> list[float]:

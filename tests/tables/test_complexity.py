@@ -17,13 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnrepro import paths
 from attnrepro.app import main as entry
 from attnrepro.app import report
-from attnrepro.app.precheck import make_plan
 from attnrepro.config import BadInput
 from attnrepro.nn import masks
 from attnrepro.results.published import load_published
 from attnrepro.results.rows import Row
 from attnrepro.tables.complexity import measure, table
-from attnrepro.training.trainer import make_trainer
 
 from . import harness
 from .harness import verdicts
@@ -35,14 +33,11 @@ SMOKE = (f"experiment={NAME}", "scale=smoke", "tracking=disabled")
 
 
 def cell_of(*overrides: str) -> Any:
-    return make_plan([*SMOKE, "hydra.mode=RUN", *overrides]).cells[0].cell
+    return harness.cell_of(NAME, *overrides)
 
 
 def rows_of(*overrides: str) -> list[Row]:
-    cell = cell_of(*overrides)
-    job = measure.build(cell)
-    make_trainer(cell).test(job.module, job.test, verbose=False)
-    return job.module.rows()
+    return harness.rows_of(NAME, measure.build, *overrides)
 
 
 def pick(rows: list[Row], quantity: str, **axes: object) -> float:

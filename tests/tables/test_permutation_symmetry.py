@@ -15,7 +15,6 @@ from torch import Tensor
 from attnrepro import paths, stats
 from attnrepro.app import main as entry
 from attnrepro.app import report
-from attnrepro.app.precheck import make_plan
 from attnrepro.config import BadInput
 from attnrepro.data.streams import generator
 from attnrepro.nn.self_attention import SelfAttention
@@ -36,16 +35,11 @@ DRAWS = ("params.draws=60", "params.n_sequences=40000")
 
 
 def cell_of(*overrides: str) -> Any:
-    return make_plan([*SMOKE, "hydra.mode=RUN", *overrides]).cells[0].cell
+    return harness.cell_of(NAME, *overrides)
 
 
 def rows_of(*overrides: str) -> list[Row]:
-    cell = cell_of(*overrides)
-    job = measure.build(cell)
-    if job.fit is not None:
-        make_trainer(cell, max_steps=job.max_steps).fit(job.module, job.fit)
-    make_trainer(cell).test(job.module, job.test, verbose=False)
-    return job.module.rows()
+    return harness.rows_of(NAME, measure.build, *overrides)
 
 
 def pick(rows: list[Row], quantity: str, statistic: str, **axes: object) -> Row:

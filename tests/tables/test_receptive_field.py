@@ -16,13 +16,11 @@ import torch
 from attnrepro import paths
 from attnrepro.app import main as entry
 from attnrepro.app import report
-from attnrepro.app.precheck import make_plan
 from attnrepro.config import BadInput
 from attnrepro.data.streams import generator
 from attnrepro.results.published import load_published
 from attnrepro.results.rows import Row
 from attnrepro.tables.receptive_field import measure, table
-from attnrepro.training.trainer import make_trainer
 
 from . import harness
 from .harness import verdicts
@@ -43,14 +41,11 @@ NEAR = ("params.study=support", "params.distances=[16]", "seeds=[0]")
 
 
 def cell_of(*overrides: str) -> Any:
-    return make_plan([*SMOKE, "hydra.mode=RUN", *overrides]).cells[0].cell
+    return harness.cell_of(NAME, *overrides)
 
 
 def rows_of(*overrides: str) -> list[Row]:
-    cell = cell_of(*overrides)
-    job = measure.build(cell)
-    make_trainer(cell).test(job.module, job.test, verbose=False)
-    return job.module.rows()
+    return harness.rows_of(NAME, measure.build, *overrides)
 
 
 def pick(rows: list[Row], quantity: str, **axes: object) -> Row:
