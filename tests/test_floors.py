@@ -48,7 +48,7 @@ class Import:
 def floor(module: str) -> int:
     """Floor of a module. Raises KeyError for one that stands on none."""
     parts = module.split(".")
-    if parts[:2] == ["attnrepro", "tables"] and len(parts) > 3 and parts[3] != "table":
+    if parts[:2] == ["attnrepro", "tables"] and len(parts) > 3 and parts[3] not in ("table", "reading"):
         return 3
     return FLOORS[".".join(parts[:2]) if parts[0] == "attnrepro" else parts[0]]
 

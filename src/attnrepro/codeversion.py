@@ -11,6 +11,7 @@ from attnrepro.paths import experiments_dir
 
 # What a measurement can depend on; the house around it (store, report, tracking) cannot change a row.
 MEASURING = ("nn", "theory", "data", "training", "stats")
+READING = "reading.py"
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -94,10 +95,13 @@ def _module_files(name: str) -> list[Path]:
 
 @functools.cache
 def code_version(table: str) -> str:
-    """12 hex digits over the table's folder and every measuring module that it imports, directly or not."""
+    """12 hex digits over the table's folder and every measuring module that it imports, directly or not.
+
+    ``reading.py`` is left out: it is made of rows and makes none.
+    """
     folder = experiments_dir() / table
     found: dict[str, str] = {}
-    pending = [(f"{table}/{path.name}", path) for path in sorted(folder.glob("*.py"))]
+    pending = [(f"{table}/{path.name}", path) for path in sorted(folder.glob("*.py")) if path.name != READING]
     while pending:
         name, path = pending.pop()
         if name in found:

@@ -19,6 +19,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from attnrepro.paths import experiments_dir
+
 SCALES = ("smoke", "cpu", "full")
 ACCELERATORS = ("auto", "cpu", "gpu")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true")
@@ -234,6 +236,13 @@ def _plain_value(value: object) -> object:
 def table_module(table: str) -> ModuleType:
     """The torch-free half of a table, ``experiments/<table>/table.py``."""
     return importlib.import_module(f"attnrepro.tables.{table}.table")
+
+
+def reading_module(table: str) -> ModuleType:
+    """What reads a table's rows: ``experiments/<table>/reading.py``, or ``table.py`` where there is none."""
+    if (experiments_dir() / table / "reading.py").is_file():
+        return importlib.import_module(f"attnrepro.tables.{table}.reading")
+    return table_module(table)
 
 
 def typed(cfg: DictConfig | Mapping[str, Any]) -> Config:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REPORTED = ("cpu", "full")
+JOINED = "cpu+full"
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,8 @@ def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = R
     for cell in sorted(cells, key=lambda c: (order.get(c.identity, len(order)), c.key)):
         filled = {axis for axis in module.AXES if any(row[axis] for row in cell.rows)}
         buckets.setdefault((variant(cell.science, filled), cell.environment, cell.scale), []).append(cell)
+    if getattr(module, "NESTED", False):
+        _join_scales(buckets)
     found = []
     for (name, environment, scale), members in sorted(buckets.items()):
         group = Group(name, environment, scale, any(c.own for c in members), any(c.code != code for c in members))
@@ -179,6 +182,14 @@ def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = R
             found += same
         same[0].not_run = reason
     return found
+
+
+def _join_scales(buckets: dict[tuple[str, str, str], list[CellRows]]) -> None:
+    """Put a table's own cells of all scales together where a larger scale has more cells, not larger ones."""
+    for name, environment, scale in list(buckets):
+        if not name and scale == "full" and (name, environment, "cpu") in buckets:
+            joined = buckets.pop((name, environment, "cpu")) + buckets.pop((name, environment, scale))
+            buckets[name, environment, JOINED] = joined
 
 
 def _not_run(store: Store, table: str, scales: Sequence[str]) -> dict[tuple[str, str], str]:

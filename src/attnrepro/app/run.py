@@ -156,7 +156,7 @@ def _measure(
     table = table_module(cell.table)
     started = time.perf_counter()
     # Before a run is opened: a cell without its data is none, not a failed one.
-    job = None if cell.kind == "derived" else _built(cell)
+    jobs = [] if cell.kind == "derived" else _built(cell)
     if config.tracking.mode == "auto":
         tell_once(tracking.resolve_mode(config.tracking)[1], tell)
     with tracking.track(
@@ -169,7 +169,7 @@ def _measure(
         tags=[f"document {config.document}", f"scale {cell.scale}"],
         config={**cell.science(), "key": cell.key, "code": code},
     ) as tracker:
-        rows = _derived(cell, store) if job is None else _run(cell, job, tracker.logger, report)
+        rows = _run(cell, jobs, tracker.logger, report) if jobs else _derived(cell, store)
         theory = getattr(table, "theory", None)
         rows += theory(cell) if theory else []
         content = to_csv(rows, key=cell.key, scale=cell.scale, axes=table.AXES)
@@ -183,7 +183,7 @@ def _measure(
             "command": ["attnrepro", *(_private(o) for o in overrides)],
             "code": code,
             "git": git_sha(),
-            "data_sha256": getattr(job.module, "data_sha256", None) if job else None,
+            "data_sha256": getattr(jobs[0].module, "data_sha256", None) if jobs else None,
             "inputs": inputs_digest(store, cell.table, cell.needs, cell.scale),
             "wandb": {"mode": tracker.mode, "url": tracker.url},
         }
@@ -214,25 +214,35 @@ def _derived(cell: Cell, store: Store) -> list[Row]:
     return rows
 
 
-def _built(cell: Cell) -> Any:
-    """The cell's job. Raises ``TypeError`` when a cell on a data set does not say which images it got."""
+def _built(cell: Cell) -> list[Any]:
+    """The cell's jobs. Raises ``TypeError`` when a cell on a data set does not say which images it got."""
     with _quiet_lightning():
-        job = _measure_module(cell).build(cell)
-    if cell.data.name != "none" and not getattr(job.module, "data_sha256", None):
+        built = _measure_module(cell).build(cell)
+    jobs = built if isinstance(built, list) else [built]
+    if cell.data.name != "none" and not all(getattr(job.module, "data_sha256", None) for job in jobs):
         raise TypeError(f"{cell.table} is measured on {cell.data.name}, but its module has no data_sha256")
-    return job
+    return jobs
 
 
-def _run(cell: Cell, job: Any, logger: Any, report: Callable[[float], None] | None) -> list[Row]:
+def _run(cell: Cell, jobs: list[Any], logger: Any, report: Callable[[float], None] | None) -> list[Row]:
+    """Rows of all jobs, one after the other; each counts the same for the progress."""
     from attnrepro.training.trainer import make_trainer
 
-    with _quiet_lightning():
-        trainer = make_trainer(cell, logger=logger, max_steps=job.max_steps, report=report)
-        with _interruptible():
-            if job.fit is not None:
-                trainer.fit(job.module, job.fit)
-            trainer.test(job.module, job.test, verbose=False)
-    measured: list[Row] = job.module.rows()
+    measured: list[Row] = []
+    for index, job in enumerate(jobs):
+
+        def done(share: float, index: int = index) -> None:
+            if report:
+                report((index + share) / len(jobs))
+
+        with _quiet_lightning():
+            trainer = make_trainer(cell, logger=logger, max_steps=job.max_steps, report=done)
+            with _interruptible():
+                if job.fit is not None:
+                    trainer.fit(job.module, job.fit)
+                if job.test is not None:
+                    trainer.test(job.module, job.test, verbose=False)
+        measured += job.module.rows()
     return measured
 
 

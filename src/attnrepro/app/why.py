@@ -12,7 +12,7 @@ from attnrepro import paths
 from attnrepro.app.gather import REPORTED, own_cells, reference_cells
 from attnrepro.app.precheck import Planned, make_plan
 from attnrepro.app.report import TableReport, about, report_table
-from attnrepro.config import BadInput, digest, table_module
+from attnrepro.config import BadInput, digest, reading_module
 from attnrepro.results.claims import Claim, load_claims
 from attnrepro.results.published import NOT_MEASURED, PublishedLine, load_not_measured, load_published
 from attnrepro.results.store import Store
@@ -158,19 +158,21 @@ class Commands:
 
     def of(self, row: Mapping[str, Any]) -> str:
         """The one cell that a line comes from, else the table; a table that reads rows needs those first."""
-        scale, columns = str(row["scale"]), (*self.report.axes, "quantity", "statistic")
-        found = {
-            cell.identity
-            for cell in self.cells
-            if (cell.environment, cell.scale) == (row["environment"], scale)
-            and any(r["source"] == "measured" and all(r[c] == row[c] for c in columns) for r in cell.rows)
-        }
-        commands = self._of_cells(found, scale)
-        return commands[0] if len(commands) == 1 else self._of_table(scale)
+        columns, commands = (*self.report.axes, "quantity", "statistic"), []
+        scales = str(row["scale"]).split("+")
+        for scale in scales:
+            found = {
+                cell.identity
+                for cell in self.cells
+                if (cell.environment, cell.scale) == (row["environment"], scale)
+                and any(r["source"] == "measured" and all(r[c] == row[c] for c in columns) for r in cell.rows)
+            }
+            commands += self._of_cells(found, scale)
+        return commands[0] if len(commands) == 1 else self._of_table(scales[-1])
 
     def ranked_among(self, line: PublishedLine) -> list[str]:
         """Those of the cells whose seeds a printed number was ranked among, one way of training each."""
-        protocols, shown = getattr(table_module(self.table), "protocols", None), self.report.shown
+        protocols, shown = getattr(reading_module(self.table), "protocols", None), self.report.shown
         if line.klass not in ("sampling", "single_run") or not (protocols and shown and shown.lines):
             return []
         samples = {protocol.samples for protocol in protocols(line, shown.frame()) if protocol.samples}

@@ -85,6 +85,7 @@ class Classifier(Measurement):
         seed: of dropout.
         channels_last: store images and kernels with the channels innermost, faster for convolutions.
         compiled: run the model through ``torch.compile``.
+        label: ends the names of what is logged; tells fits of one run apart.
 
     Raises:
         ValueError: several models that are not all MLPs.
@@ -98,6 +99,7 @@ class Classifier(Measurement):
         seed: int = 0,
         channels_last: bool = False,
         compiled: bool = False,
+        label: str = "",
     ) -> None:
         super().__init__()
         mlps = [model for model in models if isinstance(model, MLP)]
@@ -109,6 +111,7 @@ class Classifier(Measurement):
         self.recipe = recipe
         self.seed = seed
         self.channels_last = channels_last
+        self.label = label
         self.history: list[Evaluation] = []
         self.tested: dict[tuple[str, str], Tally] = {}
         self._tally = Tally()
@@ -160,7 +163,7 @@ class Classifier(Measurement):
         """The sum of the members' mean losses."""
         means = losses(self(batch.images), batch.labels).mean(1)
         self.diverged |= self.checkpoints.running & ~means.detach().isfinite()
-        self.log("loss", means.detach().mean())
+        self.log(f"loss{self.label}", means.detach().mean())
         return means.sum()
 
     def on_validation_epoch_start(self) -> None:
@@ -179,7 +182,8 @@ class Classifier(Measurement):
         step = self.trainer.global_step
         self.history.append(Evaluation(step, *(torch.where(running, x, torch.nan).tolist() for x in (accuracy, loss))))
         self.checkpoints.update(step, accuracy)
-        self.log_dict({"val_accuracy": accuracy.mean(), "val_loss": loss.mean()})
+        means = {"val_accuracy": accuracy.mean(), "val_loss": loss.mean()}
+        self.log_dict({f"{name}{self.label}": value for name, value in means.items()})
         if not self.checkpoints.running.any():
             self.trainer.should_stop = True
 

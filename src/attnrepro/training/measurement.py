@@ -21,7 +21,10 @@ class Measurement(L.LightningModule, abc.ABC):
 
 @dataclass(frozen=True)
 class Job:
-    """A cell ready for the Trainer: fitted first when there is something to fit, then tested."""
+    """A cell, or a part of one, ready for the Trainer: fitted first when there is something to fit, then tested.
+
+    ``test`` is None where everything was measured while fitting.
+    """
 
     module: Measurement
     test: Any
