@@ -24,15 +24,15 @@ def build(cell: Cell) -> list[Job]:
     if p.study == "cost":
         costs = Costs(cell, images.train, images.sha256)
         return [Job(costs, batches(costs.plan()))]
-    if p.n > len(images.train):
-        raise DataUnavailable(f"{images.train.name} has {len(images.train)} training images, not n={p.n}")
+    if p.n_train > len(images.train):
+        raise DataUnavailable(f"{images.train.name} has {len(images.train)} training images, not n_train={p.n_train}")
     validation = part(images.validation, p.n_validation)
     tests = {} if p.study == "tuning" else {"test": part(images.test, p.n_test)}
     members = []
     for seed in cell.seeds:
-        chosen = subset(images.train, p.n, seed if p.subset_seed is None else p.subset_seed)
+        chosen = subset(images.train, p.n_train, seed if p.subset_seed is None else p.subset_seed)
         members.append(member(seed, chosen.images, validation, tests))
-    axes = {"data": images.train.name, "model": p.model, "augmentation": p.augmentation, "recipe": p.recipe, "n": p.n}
+    axes = {"data": images.train.name, "model": p.model, "augmentation": p.augmentation, "recipe": p.recipe, "n_train": p.n_train}
     jobs = []
     for learning_rate, weight_decay in p.rates():
         tuned = {"learning_rate": learning_rate, "weight_decay": weight_decay} if p.study == "tuning" else {}
@@ -55,7 +55,7 @@ def recipe(p: Params, learning_rate: float, weight_decay: float) -> Recipe:
     """How the cell trains."""
     if p.recipe == "convergence":
         found = Recipe.to_convergence(
-            p.n, learning_rate=learning_rate, weight_decay=weight_decay, batch_size=p.batch_size
+            p.n_train, learning_rate=learning_rate, weight_decay=weight_decay, batch_size=p.batch_size
         )
     else:
         found = Recipe(learning_rate, weight_decay, p.equal_steps(), p.evaluations, p.batch_size)

@@ -14,7 +14,7 @@ from attnrepro.results.rows import Row
 from attnrepro.theory.image_models import PRESETS, Cost, ImageShape, cost
 
 NAME = "vit_vs_cnn"
-AXES = ("data", "model", "augmentation", "recipe", "n", "learning_rate", "weight_decay")
+AXES = ("data", "model", "augmentation", "recipe", "n_train", "learning_rate", "weight_decay")
 # Scale full trains more models on more images; a cell of scale cpu is the same at every scale.
 NESTED = True
 
@@ -38,7 +38,7 @@ class Params:
 
     study: str
     model: str
-    n: int
+    n_train: int
     augmentation: str
     recipe: str
     updates: int
@@ -57,7 +57,7 @@ class Params:
 
     def __post_init__(self) -> None:
         one_of(self, study=STUDIES, model=tuple(PRESETS), recipe=RECIPES, augmentation=AUGMENTATIONS)
-        in_range(self, n=(1, 1e9), updates=(1, 1e9), passes=(0, 1e6), evaluations=(1, 1e6), most_updates=(1, 1e9))
+        in_range(self, n_train=(1, 1e9), updates=(1, 1e9), passes=(0, 1e6), evaluations=(1, 1e6), most_updates=(1, 1e9))
         in_range(self, batch_size=(1, 1e6), shift=(0, 64), learning_rate=(1e-9, 100), weight_decay=(0, 100))
         in_range(self, tuned_at=(1, 1e9), subset_seed=(0, 2**63 - 1), n_validation=(1, 1e9), n_test=(1, 1e9))
         distinct(self, "tuned_at")
@@ -73,13 +73,13 @@ class Params:
         """Learning rate and weight decay of every training: of the grid, or those chosen for this many images."""
         if self.study == "tuning":
             return list(itertools.product(self.learning_rate, self.weight_decay))
-        sizes = [size for size in self.tuned_at if size <= self.n]
+        sizes = [size for size in self.tuned_at if size <= self.n_train]
         index = self.tuned_at.index(max(sizes, default=min(self.tuned_at)))
         return [(self.learning_rate[index], self.weight_decay[index])]
 
     def equal_steps(self) -> int:
         """Updates that every model gets: at least ``updates``, and ``passes`` over the images; whole evaluations."""
-        steps = max(self.updates, self.passes * math.ceil(self.n / self.batch_size))
+        steps = max(self.updates, self.passes * math.ceil(self.n_train / self.batch_size))
         return self.evaluations * math.ceil(steps / self.evaluations)
 
 
@@ -94,14 +94,14 @@ def seconds(cell: Cell) -> float:
         step, thousand = step / 4, thousand / 10
     if p.recipe == "convergence":
         # Trainings to convergence end after about half of the evaluations that they may take.
-        steps, evaluations = max(30 * math.ceil(p.n / p.batch_size), 4000) / 2, 15
+        steps, evaluations = max(30 * math.ceil(p.n_train / p.batch_size), 4000) / 2, 15
     else:
         steps, evaluations = p.equal_steps(), p.evaluations
     steps = min(steps, p.most_updates or steps)
     validation, test = (5, 20) if cell.data.name != "digits" else (0.3, 1.0)
     read = evaluations * min(validation, (p.n_validation or 1e9) / 1000)
     read += 0 if p.study == "tuning" else min(test, (p.n_test or 1e9) / 500)
-    batch = min(p.n, p.batch_size) / 64
+    batch = min(p.n_train, p.batch_size) / 64
     return 0.5 + len(cell.seeds) * len(p.rates()) * (steps * step * max(batch, 0.3) + read * thousand + 0.1)
 
 

@@ -72,7 +72,12 @@ def text(value: object) -> str:
 
 
 def to_csv(rows: Iterable[Row], *, key: str, scale: str, axes: Sequence[str]) -> str:
-    """Rows of one cell as CSV text, in the order given, which every measurement keeps fixed."""
+    """Rows of one cell as CSV text, in the order given, which every measurement keeps fixed.
+
+    Raises ``ValueError`` for an axis that is no axis of the table or has the name of another column.
+    """
+    if taken := set(axes) & {*HEAD, *TAIL}:
+        raise ValueError(f"an axis must not be called {', '.join(sorted(taken))}: rows have a column of that name")
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*HEAD, *axes, *TAIL])
