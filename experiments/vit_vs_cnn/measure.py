@@ -32,7 +32,13 @@ def build(cell: Cell) -> list[Job]:
     for seed in cell.seeds:
         chosen = subset(images.train, p.n_train, seed if p.subset_seed is None else p.subset_seed)
         members.append(member(seed, chosen.images, validation, tests))
-    axes = {"data": images.train.name, "model": p.model, "augmentation": p.augmentation, "recipe": p.recipe, "n_train": p.n_train}
+    axes = {
+        "data": images.train.name,
+        "model": p.model,
+        "augmentation": p.augmentation,
+        "recipe": p.recipe,
+        "n_train": p.n_train,
+    }
     jobs = []
     for learning_rate, weight_decay in p.rates():
         tuned = {"learning_rate": learning_rate, "weight_decay": weight_decay} if p.study == "tuning" else {}
