@@ -285,6 +285,12 @@ def test_a_new_file_in_the_folder_counts_and_so_does_its_name(tree: Tree) -> Non
     assert len({before, more, tree.version()}) == 3
 
 
+def test_what_only_reads_rows_does_not_count(tree: Tree) -> None:
+    before = tree.version()
+    tree.write("experiments/first/reading.py", "def answer(frame):\n    return 'one'\n")
+    assert tree.version() == before
+
+
 def test_two_tables_have_two_versions(tree: Tree) -> None:
     assert tree.version("first") != tree.version("second")
 

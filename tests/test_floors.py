@@ -213,6 +213,19 @@ def test_packages_have_no_code_of_their_own() -> None:
 
 # --- what is loaded ---
 
+
+def test_what_makes_rows_does_not_import_what_reads_them() -> None:
+    """`reading.py` is no part of the code version, so nothing that is may depend on it."""
+    found = [
+        f"{module}:{line.line}"
+        for module, source in repository_modules().items()
+        if module.startswith("attnrepro.tables.") and not module.endswith(".reading")
+        for line in imports(source)
+        if line.name.endswith(".reading") or ".reading." in line.name
+    ]
+    assert not found
+
+
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 import attnrepro.app, attnrepro.config, attnrepro.paths, attnrepro.results, attnrepro.stats, attnrepro.theory
@@ -221,6 +234,7 @@ for package in (attnrepro.app, attnrepro.results, attnrepro.theory):
         importlib.import_module(module.name)
 for table in attnrepro.paths.table_names():
     importlib.import_module(f"attnrepro.tables.{table}.table")
+    attnrepro.config.reading_module(table)
 print(*sys.modules)
 """
 # At exit a process writes what it has loaded, whatever it was.

@@ -368,9 +368,15 @@ def _unresolved(node: Any, error: OmegaConfBaseException, prefix: str = "") -> s
 
 def _missing_preset(body: DictConfig, error: OmegaConfBaseException) -> str:
     """What to say when a value comes from a preset that there is not."""
-    found = re.search(r"[Ii]nterpolation key 'presets\.([^'.]*)\.?[^']*' not found", str(error))
-    presets = body.get("presets") if found else None
-    return f"there is no preset {found[1]}; choices: {', '.join(map(str, presets))}" if found and presets else ""
+    found = re.search(r"[Ii]nterpolation key 'presets\.([^']*)' not found", str(error))
+    node = body.get("presets") if found else None
+    for name in found[1].split(".") if found else ():
+        if not isinstance(node, DictConfig):
+            break
+        if name not in node:
+            return f"there is no preset {name}; choices: {', '.join(map(str, node))}"
+        node = node[name]
+    return ""
 
 
 def make_cell(config: Config, *, accelerator: str, hardware: str, inputs: str = "") -> Cell:
