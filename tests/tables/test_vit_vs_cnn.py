@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Iterable
@@ -112,6 +113,14 @@ def test_more_images_than_there_are_is_not_run(tmp_path: Path, capfd: pytest.Cap
     command = [f"experiment={NAME}", "scale=smoke", "tracking=disabled", "hydra.mode=RUN", f"results={tmp_path}"]
     assert entry.main([*command, "data=digits", "params.n_train=5000", "params.model=mlp"]) == 1
     assert "digits has 1000 training images, not n_train=5000" in capfd.readouterr().err
+
+
+def test_a_class_that_no_training_image_shows_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = [f"experiment={NAME}", "scale=smoke", "tracking=disabled", "hydra.mode=RUN", f"results={tmp_path}"]
+    assert entry.main([*command, "data=digits", "params.n_train=7", "params.model=mlp"]) == 0
+    assert "training images show only 7 of 10 classes, tests all of them" in capfd.readouterr().err
+    (run,) = (tmp_path / "runs" / NAME).glob("*/run.json")
+    assert json.loads(run.read_text())["classes_seen"] == [7]
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,9 @@ def _measure(
     started = time.perf_counter()
     # Before a run is opened: a cell without its data is none, not a failed one.
     jobs = [] if cell.kind == "derived" else _built(cell)
+    seen = _classes_seen(jobs)
+    for missing in sorted({f"{found} of {classes}" for found, classes in seen if found < classes}):
+        tell(f"{cell.table} {cell.key}: training images show only {missing} classes, tests all of them")
     if config.tracking.mode == "auto":
         tell_once(tracking.resolve_mode(config.tracking)[1], tell)
     with tracking.track(
@@ -184,6 +187,7 @@ def _measure(
             "code": code,
             "git": git_sha(),
             "data_sha256": getattr(jobs[0].module, "data_sha256", None) if jobs else None,
+            "classes_seen": sorted({found for found, _ in seen}) or None,
             "inputs": inputs_digest(store, cell.table, cell.needs, cell.scale),
             "wandb": {"mode": tracker.mode, "url": tracker.url},
         }
@@ -222,6 +226,12 @@ def _built(cell: Cell) -> list[Any]:
     if cell.data.name != "none" and not all(getattr(job.module, "data_sha256", None) for job in jobs):
         raise TypeError(f"{cell.table} is measured on {cell.data.name}, but its module has no data_sha256")
     return jobs
+
+
+def _classes_seen(jobs: list[Any]) -> list[tuple[int, int]]:
+    """Classes that the training images of each member of each job show, and how many there are."""
+    data = [job.fit for job in jobs if hasattr(job.fit, "classes_seen")]
+    return [(found, fit.num_classes) for fit in data for found in fit.classes_seen()]
 
 
 def _run(cell: Cell, jobs: list[Any], logger: Any, report: Callable[[float], None] | None) -> list[Row]:
