@@ -444,6 +444,8 @@ ALLOWED = {
     ("sqrt_d_entropy", "256"): "largest layer on which initialisers are tried; printed are 256 layers",
     ("attention_identities", "4096"): "an upper limit of sizes; printed are 4096 tokens of an image",
     ("permutation_symmetry", "4096"): "an upper limit of sizes; printed are 4096 tokens of an image",
+    ("long_range_relation", "1024"): "an upper limit of sizes; printed is an exponent",
+    ("long_range_relation", "4096"): "an upper limit of widths; printed are 4096 tokens of an image",
     ("position_strength", "4096"): "sequences held at once; printed are 4096 tokens of an image",
 }
 

@@ -69,7 +69,7 @@ def test_register_has_every_claim_once() -> None:
     found = register(paths.published_dir())
     assert {file.stem for file in found.values()} <= {*TABLES, "not_measured"}
     files = [file.name for file in found.values()]
-    assert files.count("sqrt_d_entropy.csv") == 58 and found["s0-quiz2"].name == "not_measured.csv"
+    assert files.count("sqrt_d_entropy.csv") == 58 and found["s0-quiz2"].name == "scale_training.csv"
 
 
 def row(value: float, *, n: int = 1, sd: float | None = None, status: str = "ok") -> dict[str, str]:
