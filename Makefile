@@ -48,7 +48,7 @@ $(VENV)/.current: pyproject.toml constraints.txt
 	  $(if $(TORCH),'torch==2.13.0+$(TORCH)') -c constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce-all: setup ## every table, reports and dashboard; finished cells are reused (5 min)
+reproduce-all: setup ## every table, reports and dashboard; finished cells are reused (40 min)
 	@$(PY) scripts/reproduce.py $(if $(JOBS),--jobs $(JOBS)) scale=$(SCALE) $(ARGS)
 
 named:
@@ -60,7 +60,7 @@ reproduce: named setup ## the tables in TABLE="a b" with what they need (make pl
 plan: setup ## what reproduce would run and reuse, and for how long (1 s)
 	@$(PY) scripts/reproduce.py --dry-run $(TABLE) scale=$(SCALE) $(ARGS)
 
-smoke: setup ## every table once through at the smallest size, leaves nothing behind (21 s)
+smoke: setup ## every table once through at the smallest size, leaves nothing behind (45 s)
 	@$(PY) scripts/smoke.py $(TABLE)
 
 tables: setup ## results/tables, REPORT.md, README block and dashboard from recorded rows (3 s)
