@@ -41,7 +41,11 @@ def curves(
     across = alt.X(f"{x}:Q", title=x_title)
     across = across.scale(type="log").axis(format="~s", tickCount=5) if log else across.scale(zero=False)
     base = alt.Chart(_data(records(shown.sort_values(x), columns))).encode(
-        x=across, color=alt.Color(f"{series}:N", title=None, sort=list(shown[series].unique()))
+        x=across,
+        # The bands' colour is faint, that of the lines is what the legend is for.
+        color=alt.Color(
+            f"{series}:N", sort=list(shown[series].unique()), legend=alt.Legend(title=None, symbolOpacity=1)
+        ),
     )
 
     def y(name: str) -> alt.Y:
