@@ -365,7 +365,7 @@ def test_smoke_takes_every_value_of_every_axis(table: str, tmp_path: Path) -> No
     if by_scale:
         words = {name for name, found in cpu.items() if all(value.startswith("'") for value in found)}
         assert words
-        assert {name: cpu[name] - smoke[name] for name in words} == dict.fromkeys(words, set())
+        assert all(cpu[name] <= smoke[name] for name in words)
     else:
         assert smoke == cpu
 
