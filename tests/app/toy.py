@@ -653,6 +653,8 @@ def inside(copy: Copy, monkeypatch: Any, capture: Any) -> Iterator[Inside]:
     from attnrepro import paths, tables
 
     saved = dict(os.environ)
+    # Test modules hold the real tables: what they patch must be what runs when this test is over.
+    loaded = {name: module for name, module in sys.modules.items() if name.startswith("attnrepro.tables.")}
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ.clear()
     os.environ.update(clean_environment() | {"ATTNREPRO_SCRATCH": str(copy.root.parent / "scratch")})
@@ -663,6 +665,7 @@ def inside(copy: Copy, monkeypatch: Any, capture: Any) -> Iterator[Inside]:
         yield Inside(copy, copy.root / "results", capture)
     finally:
         Inside.forget()
+        sys.modules.update(loaded)
         for name in TABLES:
             if hasattr(tables, name):
                 delattr(tables, name)

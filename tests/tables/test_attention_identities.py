@@ -105,7 +105,7 @@ def test_every_claim_has_a_verdict_and_the_right_one(root: Path) -> None:
     assert "exp(-1 a) with a one-hot code and exp(-0.515 a)" in made.answer
     frame = made.shown.frame()
     frame["published"] = math.nan
-    assert len(report.table_module(NAME).charts(frame)) == 3
+    assert len(report.reading_module(NAME).charts(frame)) == 3
 
 
 def test_tables_and_functions_list_the_same() -> None:

@@ -104,13 +104,13 @@ def test_every_claim_has_a_verdict_and_the_right_one(root: Path, tmp_path: Path)
     }
     assert words == {claim: expected.get(claim, {"REPRODUCED"}) for claim in words}
     assert "can reach 0.63672" in made.answer and "equivariant up to" in made.answer
-    assert len(report.table_module(NAME).charts(_with_published(made))) == 3
+    assert len(report.reading_module(NAME).charts(_with_published(made))) == 3
 
 
 def _with_published(made: report.TableReport) -> Any:
     assert made.shown is not None
     frame = made.shown.frame()
-    frame["published"] = report._printed_numbers(made, report.table_module(NAME))
+    frame["published"] = report._printed_numbers(made, report.reading_module(NAME))
     return frame
 
 

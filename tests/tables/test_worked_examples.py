@@ -126,7 +126,7 @@ def test_every_claim_has_a_verdict_and_the_right_one(root: Path) -> None:
 def test_charts_show_every_printed_weight(root: Path) -> None:
     made = built(root)
     assert made.shown is not None
-    module = report.table_module(NAME)
+    module = report.reading_module(NAME)
     weights, scores, residuals = (chart for chart in module.charts(made.shown.frame()))
     marked = weights["layer"][0]["data"]["values"] if "data" in weights["layer"][0] else weights["data"]["values"]
     by_key: dict[str, list[float]] = {}
