@@ -212,13 +212,10 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     return [chart for chart in (_steps_chart(frame), _accuracy_chart(frame), _slope_chart(frame)) if chart]
 
 
-def _records(frame: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows for Vega; a missing number is left out, because JSON has no nan."""
-    return [{k: v for k, v in record.items() if v == v} for record in frame[list(columns)].to_dict("records")]
-
-
 def _by_method(frame: pd.DataFrame, quantity: str, statistic: str, axis: str, title: str, log: bool) -> Any:
     import altair as alt
+
+    from attnrepro.results.charts import records
 
     rows = frame[(frame.quantity == quantity) & (frame.statistic == statistic) & (frame.n > 0)].copy()
     if rows.empty:
@@ -230,7 +227,7 @@ def _by_method(frame: pd.DataFrame, quantity: str, statistic: str, axis: str, ti
     columns = ["way", "T", "estimate", "ci_low", "ci_high", "n", "n_failed"]
     tip = [alt.Tooltip(f"{column}:{'N' if column in ('way', 'T') else 'Q'}") for column in columns]
     x = alt.X("estimate:Q", title=axis, scale=alt.Scale(type="log" if log else "linear", zero=False)).axis(tickCount=4)
-    base = alt.Chart(alt.Data(values=_records(rows, columns))).encode(
+    base = alt.Chart(alt.Data(values=records(rows, columns))).encode(
         y=alt.Y("way:N", title=None), color=alt.Color("T:N", title="temperature"), yOffset="T:N"
     )
     spec: Mapping[str, Any] = (
@@ -261,12 +258,14 @@ def _accuracy_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
 def _slope_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     import altair as alt
 
+    from attnrepro.results.charts import records
+
     rows = frame[(frame.quantity == "second_gradient") & (frame.method == "soft") & (frame.n > 0)].copy()
     if rows.empty:
         return None
     rows["T"], rows["size"], rows["exact"] = rows.temperature.astype(float), rows.estimate.abs(), rows.theory.abs()
     columns = ["T", "size", "exact"]
-    base = alt.Chart(alt.Data(values=_records(rows.sort_values("T"), columns))).encode(
+    base = alt.Chart(alt.Data(values=records(rows.sort_values("T"), columns))).encode(
         x=alt.X("T:Q", title="temperature", scale=alt.Scale(type="log"))
     )
 

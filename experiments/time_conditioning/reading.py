@@ -127,6 +127,8 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
 def _chart(frame: pd.DataFrame, task: str) -> Mapping[str, Any] | None:
     import altair as alt
 
+    from attnrepro.results.charts import records
+
     rows = frame[(frame.quantity == "mse") & (frame.task == task) & (frame.n > 0)].copy()
     if rows.empty:
         return None
@@ -134,9 +136,8 @@ def _chart(frame: pd.DataFrame, task: str) -> Mapping[str, Any] | None:
     # An interval that reaches 0 has no place on a log axis.
     rows.loc[rows.ci_low <= 0, ["ci_low", "ci_high"]] = math.nan
     columns = ["way", "estimate", "ci_low", "ci_high", "n"]
-    values = [{k: v for k, v in record.items() if v == v} for record in rows[columns].to_dict("records")]
     tip = [alt.Tooltip(f"{column}:{'N' if column == 'way' else 'Q'}") for column in columns]
-    base = alt.Chart(alt.Data(values=values)).encode(y=alt.Y("way:N", title=None, sort=list(rows.way)))
+    base = alt.Chart(alt.Data(values=records(rows, columns))).encode(y=alt.Y("way:N", title=None, sort=list(rows.way)))
     x = alt.X("estimate:Q", title="mean square error", scale=alt.Scale(type="log")).axis(tickCount=4)
     best = float(frame[(frame.quantity == "blind_error") & (frame.task == task)].theory.iloc[0])
     limit = alt.Chart(alt.Data(values=[{"limit": "best without t", "at": best}]))
