@@ -499,7 +499,7 @@ def test_updates_and_rates() -> None:
         "params.learning_rate=[0.1,0.2]",
         "params.weight_decay=[1,2]",
     ).params
-    for n, steps in {316: 600, 3162: 600, 4800: 600, 10000: 8 * 157, 27500: 8 * 430}.items():
+    for n, steps in {316: 400, 3162: 400, 4800: 400, 10000: 5 * 157, 27500: 5 * 430}.items():
         p.n_pre = n
         assert p.pre_steps() == steps
     assert p.fine_steps() == (300, 4)

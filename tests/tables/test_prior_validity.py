@@ -118,11 +118,11 @@ def test_a_vit_without_positions_has_none() -> None:
     assert ("position", "none") in row
 
 
-@pytest.mark.parametrize(("n_train", "steps"), [(1000, 600), (3162, 600), (10000, 1256), (55000, 6880)])
+@pytest.mark.parametrize(("n_train", "steps"), [(1000, 400), (3162, 400), (10000, 788), (55000, 4300)])
 def test_every_model_gets_as_many_updates(n_train: int, steps: int) -> None:
     p = cell_of(f"params.n_train={n_train}", "params.most_updates=null").params
     assert p.steps() == (steps, 4)
-    assert steps == max(600, 4 * math.ceil(8 * math.ceil(n_train / 64) / 4))
+    assert steps == max(400, 4 * math.ceil(5 * math.ceil(n_train / 64) / 4))
 
 
 def test_scale_cpu_is_what_was_agreed() -> None:

@@ -434,7 +434,7 @@ def test_every_model_gets_the_rates_of_its_size() -> None:
     assert circular.rates() == plain.rates()
     whole = cell_of("params.most_updates=null", "params.n_train=55000").params
     assert whole.steps() == 6880 and measure.recipe(whole).evaluations == 4
-    assert cell_of("params.most_updates=null", "params.n_train=3162").params.steps() == 600
+    assert cell_of("params.most_updates=null", "params.n_train=3162").params.steps() == 400
 
 
 # --- symmetry ---

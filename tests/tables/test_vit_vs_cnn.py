@@ -86,10 +86,10 @@ def test_a_size_takes_the_rates_of_the_largest_tuned_size_below_it(n_train: int,
     assert p.rates() == [chosen]
 
 
-@pytest.mark.parametrize(("n_train", "steps"), [(100, 600), (3162, 600), (10000, 1256), (55000, 6880)])
+@pytest.mark.parametrize(("n_train", "steps"), [(100, 400), (3162, 400), (10000, 788), (55000, 4300)])
 def test_every_model_gets_as_many_updates(n_train: int, steps: int) -> None:
     p = harness.cell_of(NAME, f"params.n_train={n_train}", "params.most_updates=null").params
-    assert p.equal_steps() == steps == max(600, 4 * math.ceil(8 * math.ceil(n_train / 64) / 4))
+    assert p.equal_steps() == steps == max(400, 4 * math.ceil(5 * math.ceil(n_train / 64) / 4))
     assert measure.recipe(p, 0.1, 0.1).steps == steps
 
 

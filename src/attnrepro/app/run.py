@@ -2,9 +2,12 @@
 
 import contextlib
 import csv
+import ctypes
+import functools
 import importlib
 import logging
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -26,6 +29,9 @@ from attnrepro.results.rows import Row, text, to_csv
 from attnrepro.results.store import Store, to_json
 
 Say = Callable[[str], None]
+
+# Bytes of freed memory that a process keeps, and of a block that is not given back by itself.
+KEPT = 1 << 28
 
 
 class CellFailed(RuntimeError):
@@ -144,6 +150,20 @@ def _flush() -> None:
         handler.flush()
 
 
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Let freed blocks stay with the process, where the C library can be told so (glibc).
+
+    By default it gives blocks of megabytes back and takes them anew, which costs a small CNN's training step a tenth
+    of its time or more (``benchmarks/allocator.py``).
+    """
+    if platform.libc_ver()[0] == "glibc":
+        trim_threshold, mmap_threshold = -1, -3  # malloc.h
+        library = ctypes.CDLL(None)
+        library.mallopt(trim_threshold, KEPT)
+        library.mallopt(mmap_threshold, KEPT)
+
+
 def _measure(
     config: Config,
     cell: Cell,
@@ -153,6 +173,7 @@ def _measure(
     report: Callable[[float], None] | None,
     tell: Say,
 ) -> dict[str, str]:
+    _keep_freed_memory()
     table = table_module(cell.table)
     started = time.perf_counter()
     # Before a run is opened: a cell without its data is none, not a failed one.
