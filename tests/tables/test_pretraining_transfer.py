@@ -502,10 +502,10 @@ def test_updates_and_rates() -> None:
     for n, steps in {316: 400, 3162: 400, 4800: 400, 10000: 5 * 157, 27500: 5 * 430}.items():
         p.n_pre = n
         assert p.pre_steps() == steps
-    assert p.fine_steps() == (300, 4)
+    assert p.fine_steps() == (200, 4)
     assert p.rates(100) == (0.1, 1) and p.rates(9999) == (0.1, 1) and p.rates(27500) == (0.2, 2)
     _, jobs = jobs_of("params.most_updates=null", "params.n_pre=60", "params.updates=20")
-    assert [job.max_steps for job in jobs] == [20, 300, 300]
+    assert [job.max_steps for job in jobs] == [20, 200, 200]
     slow, fast = (job.fit.recipe.learning_rate for job in reversed(jobs[1:]))
     assert slow == pytest.approx(0.1 * fast)
     # Each stage has the rates of its own number of images.

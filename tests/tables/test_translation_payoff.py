@@ -433,7 +433,7 @@ def test_every_model_gets_the_rates_of_its_size() -> None:
     circular, plain = (cell_of(f"params.model={model}").params for model in ("cnn_circular", "cnn"))
     assert circular.rates() == plain.rates()
     whole = cell_of("params.most_updates=null", "params.n_train=55000").params
-    assert whole.steps() == 6880 and measure.recipe(whole).evaluations == 4
+    assert whole.steps() == 4300 and measure.recipe(whole).evaluations == 4
     assert cell_of("params.most_updates=null", "params.n_train=3162").params.steps() == 400
 
 
