@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnrepro import paths
+from attnrepro.app import documents
+from attnrepro.app.documents import measured, short
 from attnrepro.app.gather import JOINED, REPORTED, Group, groups
 from attnrepro.config import digest, load_yaml, reading_module
 from attnrepro.results import verdicts
+from attnrepro.results.claims import load_claims
 from attnrepro.results.published import PublishedLine, load_published
 from attnrepro.results.rows import TABLE_COLUMNS, text
 from attnrepro.results.store import Store, write_text
@@ -70,16 +73,21 @@ class TableReport:
 
     def verdicts(self) -> Counter[str]:
         """Count of verdicts of the group that is shown, a printed line counted once."""
-        chosen = [r for r in self.lines if self.shown is None or _same_group(r, self.shown)]
-        return Counter(str(r["verdict"]) for r in chosen if r.get("verdict"))
+        return Counter(str(r["verdict"]) for r in self.lines if r.get("verdict") and self.shows(r))
 
+    def shows(self, line: Mapping[str, Any]) -> bool:
+        """Whether a line belongs to the group that is shown."""
+        group = self.shown
+        return group is None or (line["variant"], line["environment"], line["scale"]) == (
+            group.variant,
+            group.environment,
+            group.scale,
+        )
 
-def _same_group(line: Mapping[str, Any], group: Group) -> bool:
-    return (line["variant"], line["environment"], line["scale"]) == (
-        group.variant,
-        group.environment,
-        group.scale,
-    )
+    def what(self, line: Mapping[str, Any]) -> str:
+        """Quantity, statistic and axes of a line."""
+        axes = ", ".join(f"{axis}={line[axis]}" for axis in self.axes if line[axis])
+        return f"{line['quantity']} {line['statistic']}" + (f" ({axes})" if axes else "")
 
 
 def _cell(value: object) -> str:
@@ -322,7 +330,7 @@ def markdown(reports: Sequence[TableReport]) -> str:
 
 def _printed_table(report: TableReport) -> list[str]:
     """The printed lines of the group that is shown, as Markdown."""
-    lines = [r for r in report.lines if r.get("claim") and (report.shown is None or _same_group(r, report.shown))]
+    lines = [r for r in report.lines if r.get("claim") and report.shows(r)]
     if not lines:
         return []
     where = f" ({report.shown.environment}, scale {report.shown.scale})" if report.shown else ""
@@ -336,22 +344,10 @@ def _printed_table(report: TableReport) -> list[str]:
     for r in lines:
         stale = " (stale)" if r.get("stale") else ""
         out.append(
-            f"| {_what(r, report)} | {r['published'] or 'words'} | {_measured(r)} | {_short(r.get('theory'))} |"
+            f"| {report.what(r)} | {r['published'] or 'words'} | {measured(r)} | {short(r.get('theory'))} |"
             f" {r['verdict']}{stale} |"
         )
     return out
-
-
-def _measured(r: Mapping[str, Any]) -> str:
-    if not r["n"]:
-        return ""
-    interval = "" if math.isnan(r["ci_low"]) else f" [{_short(r['ci_low'])}, {_short(r['ci_high'])}]"
-    failed = f", {r['n_failed']} failed" if r["n_failed"] else ""
-    return f"{_short(r['estimate'])}{interval} (n={r['n']}{failed})"
-
-
-def _short(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.6g}"
 
 
 def _overview(reports: Sequence[TableReport], prefix: str) -> list[str]:
@@ -384,22 +380,17 @@ def _findings(reports: Sequence[TableReport]) -> list[str]:
     for verdict in wrong:
         for report in reports:
             for r in report.lines:
-                if r.get("verdict") == verdict and report.shown is not None and _same_group(r, report.shown):
-                    theory = _short(r["theory"])
+                if r.get("verdict") == verdict and report.shown is not None and report.shows(r):
+                    theory = short(r["theory"])
                     # A range is a statement of the document, or how its words were read.
                     word = "taken as" if ".." in r["published"] else "printed"
                     printed = f"{word} {r['published']}, " if r["published"] else ""
                     exact = f", theory {theory}" if theory else ""
                     out.append(
-                        f"- **{verdict}** `{r['claim']}`: {_what(r, report)}: {printed}measured {_measured(r)}{exact}."
+                        f"- **{verdict}** `{r['claim']}`: {report.what(r)}: {printed}measured {measured(r)}{exact}."
                         f" {r['reason'][:1].upper()}{r['reason'][1:]}."
                     )
     return ["", "What does not hold as printed:", "", *out] if out else []
-
-
-def _what(r: Mapping[str, Any], report: TableReport) -> str:
-    axes = ", ".join(f"{axis}={r[axis]}" for axis in report.axes if r[axis])
-    return f"{r['quantity']} {r['statistic']}" + (f" ({axes})" if axes else "")
 
 
 def readme_block(reports: Sequence[TableReport], readme: str) -> str:
@@ -409,6 +400,18 @@ def readme_block(reports: Sequence[TableReport], readme: str) -> str:
     head, _, rest = readme.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return "\n".join([f"{head}{BEGIN}", *_overview(reports, "results/tables/"), f"{END}{tail}"])
+
+
+def for_documents(reports: Sequence[TableReport], results: Path) -> dict[str, str]:
+    """Generated files of ``docs/`` by name.
+
+    Raises:
+        ValueError: the list of claims or of quizzes does not fit the tables.
+    """
+    return {
+        "errata.md": documents.errata(reports, load_claims(results / "claims.csv")),
+        "quizzes.md": documents.quizzes(reports, results / "published" / "quizzes.yaml"),
+    }
 
 
 def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
@@ -452,7 +455,7 @@ def _printed_numbers(report: TableReport, module: Any) -> list[float]:
         return []
     found: dict[tuple[str, ...], float] = {}
     for line in report.lines:
-        if _same_group(line, report.shown):
+        if report.shows(line):
             with contextlib.suppress(ValueError):
                 found.setdefault(_at(line, module), float(line.get("published", "")))
     return [found.get(_at(line, module), math.nan) for line in report.shown.lines]
@@ -494,6 +497,11 @@ def build(
     write_text(root / "REPORT.md", markdown(reports))
     if readme is not None and readme.is_file():
         write_text(readme, readme_block(reports, readme.read_text(encoding="utf-8")))
+        try:
+            for name, words in for_documents(reports, root).items():
+                write_text(readme.parent / "docs" / name, words)
+        except ValueError as error:
+            broken.append(str(error))
     if dashboard:
         build_dashboard(reports, root)
     return Outcome(reports, broken)

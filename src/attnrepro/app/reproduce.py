@@ -31,7 +31,8 @@ from attnrepro.fetch.files import locate
 # Cells shorter than this share a worker process: starting one costs about a second.
 SHORT = 5.0
 # What workers need, imported once in the server they are forked from.
-PRELOAD = ["torch", "lightning", "torchmetrics", "hydra", "attnrepro.app.precheck", "attnrepro.app.run"]
+PRELOAD = ["torch", "lightning", "torchmetrics", "hydra", "pandas", "wandb", "lightning.pytorch.loggers.wandb"]
+PRELOAD += ["attnrepro.app.precheck", "attnrepro.app.run"]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 from attnrepro import paths
 from attnrepro.app.gather import CellRows, own_cells, reference_cells
 from attnrepro.app.precheck import own_grid
-from attnrepro.app.report import TableReport, about, markdown, readme_block, report_table
+from attnrepro.app.report import TableReport, about, for_documents, markdown, readme_block, report_table
 from attnrepro.config import BadInput, digest, table_module
 from attnrepro.results.claims import load_claims, register_problems
 from attnrepro.results.published import NOT_MEASURED, load_not_measured, load_published
@@ -155,7 +155,7 @@ def _check_register(found: Verification, answers: Mapping[Path, Sequence[str]]) 
 
 
 def _check_generated(found: Verification) -> None:
-    """Tables, REPORT.md and README block are what the rows give, byte for byte.
+    """Tables, REPORT.md, README block and the generated files of docs/ are what the rows give, byte for byte.
 
     Whoever has rows of their own has them in the tables too: then the files must be what both together give, unless
     those rows contradict the reference that they stand in for.
@@ -227,6 +227,10 @@ def _generated(root: Path, store: Store | None) -> tuple[dict[Path, str], list[T
             files[readme] = readme_block(reports, _read(readme) or "")
         except ValueError as error:
             broken.append((readme, str(error)))
+        try:
+            files |= {root / "docs" / name: words for name, words in for_documents(reports, results).items()}
+        except (OSError, ValueError) as error:
+            broken.append((results / "published" / "quizzes.yaml", str(error)))
     return files, reports, broken
 
 
