@@ -102,10 +102,10 @@ def test_rows_that_are_not_there_are_told(tmp_path: Path, wrong: str) -> None:
         quizzes([report(line())], path)
 
 
-def test_a_claim_without_a_row_is_told(tmp_path: Path) -> None:
-    path = quiz(tmp_path, "{table: toy, quantity: share, statistic: mean, axes: {size: 4}, above: 0.5}")
-    with pytest.raises(ValueError, match="no row answers c1"):
-        quizzes([report(line(claim="c2"))], path)
+def test_what_is_not_measured_is_told(tmp_path: Path) -> None:
+    path = quiz(tmp_path, "{table: other, quantity: share, statistic: mean, axes: {size: 4}, above: 0.5}")
+    text = quizzes([report(line(claim="c2"))], path)
+    assert "| undecided | other: not measured yet |" in text and "- `c1`: not measured yet." in text
 
 
 def test_the_generated_files_are_those_of_the_committed_rows() -> None:
@@ -114,4 +114,4 @@ def test_the_generated_files_are_those_of_the_committed_rows() -> None:
     assert repository is not None
     text = (repository / "docs" / "quizzes.md").read_text(encoding="utf-8")
     assert text.count("## Document 000") == 4 and text.count("| A. ") == text.count("| B. ") == text.count("| C. ") == 4
-    assert "differ on B, C." in text
+    assert "differ on B, C." in text and "not measured" not in text

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from attnrepro.app.report import TableReport
 
 Line = Mapping[str, Any]
+NOT_YET = "not measured yet"
 # Headings of the errata, what stands under each, and the verdicts that go there.
 KINDS = (
     (
@@ -128,9 +129,9 @@ def quizzes(reports: Sequence["TableReport"], path: Path) -> str:
         out += ["", f"## Document {exercise['document']}: {exercise['title']}", "", exercise["says"].strip()]
         out += ["", f"Working. {exercise['working'].strip()}", ""]
         for claim in exercise["claims"]:
-            if claim not in by_claim:
-                raise ValueError(f"{path.name}: claims of {exercise['title']}: no row answers {claim}")
-            out += [f"- `{claim}`: {figures(*one)} **{one[1]['verdict']}**." for one in by_claim[claim]]
+            found = by_claim.get(claim, [])
+            out += [f"- `{claim}`: {figures(*one)} **{one[1]['verdict']}**." for one in found]
+            out += [] if found else [f"- `{claim}`: {NOT_YET}."]
     return "\n".join(out) + "\n"
 
 
@@ -168,7 +169,9 @@ def _condition(reports: Mapping[str, "TableReport"], one: Mapping[str, Any]) -> 
 
     ``read`` names what is compared: the "estimate" with its interval, or the "theory".
     """
-    report = reports[one["table"]]
+    report = reports.get(one["table"])
+    if report is None:
+        return None, f"{one['table']}: {NOT_YET}"
     axes = {name: str(value) for name, value in one.get("axes", {}).items()}
     rows = [
         line
@@ -181,7 +184,7 @@ def _condition(reports: Mapping[str, "TableReport"], one: Mapping[str, Any]) -> 
     if not rows and report.shown is not None and report.shown.lines:
         raise ValueError(f"{one['table']}: no row of {one['quantity']} {one['statistic']} at {axes}")
     if not rows or (one.get("read") != "theory" and not rows[0]["n"]):
-        return None, f"{one['table']}: not measured yet"
+        return None, f"{one['table']}: {NOT_YET}"
     row = rows[0]
     if one.get("read") == "theory":
         low = high = row["theory"]

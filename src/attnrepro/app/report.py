@@ -402,15 +402,15 @@ def readme_block(reports: Sequence[TableReport], readme: str) -> str:
     return "\n".join([f"{head}{BEGIN}", *_overview(reports, "results/tables/"), f"{END}{tail}"])
 
 
-def for_documents(reports: Sequence[TableReport], results: Path) -> dict[str, str]:
-    """Generated files of ``docs/`` by name.
+def for_documents(reports: Sequence[TableReport], published: Path) -> dict[str, str]:
+    """Generated files of ``docs/`` by name; ``published`` is the folder of printed values, beside the list of claims.
 
     Raises:
         ValueError: the list of claims or of quizzes does not fit the tables.
     """
     return {
-        "errata.md": documents.errata(reports, load_claims(results / "claims.csv")),
-        "quizzes.md": documents.quizzes(reports, results / "published" / "quizzes.yaml"),
+        "errata.md": documents.errata(reports, load_claims(published.parent / "claims.csv")),
+        "quizzes.md": documents.quizzes(reports, published / "quizzes.yaml"),
     }
 
 
@@ -498,9 +498,9 @@ def build(
     if readme is not None and readme.is_file():
         write_text(readme, readme_block(reports, readme.read_text(encoding="utf-8")))
         try:
-            for name, words in for_documents(reports, root).items():
+            for name, words in for_documents(reports, paths.published_dir()).items():
                 write_text(readme.parent / "docs" / name, words)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             broken.append(str(error))
     if dashboard:
         build_dashboard(reports, root)
