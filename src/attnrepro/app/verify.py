@@ -228,7 +228,9 @@ def _generated(root: Path, store: Store | None) -> tuple[dict[Path, str], list[T
         except ValueError as error:
             broken.append((readme, str(error)))
         try:
-            files |= {root / "docs" / name: words for name, words in for_documents(reports, results / "published").items()}
+            files |= {
+                root / "docs" / name: words for name, words in for_documents(reports, results / "published").items()
+            }
         except (OSError, ValueError) as error:
             broken.append((results / "published" / "quizzes.yaml", str(error)))
     return files, reports, broken
