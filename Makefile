@@ -60,7 +60,7 @@ reproduce: named setup ## the tables in TABLE="a b" with what they need (make pl
 plan: setup ## what reproduce would run and reuse, and for how long (1 s)
 	@$(PY) scripts/reproduce.py --dry-run $(TABLE) scale=$(SCALE) $(ARGS)
 
-smoke: setup ## every table once through at the smallest size, leaves nothing behind (45 s)
+smoke: setup ## every table once through at the smallest size, leaves nothing behind (60 s)
 	@$(PY) scripts/smoke.py $(TABLE)
 
 tables: setup ## results/tables, REPORT.md, README block and dashboard from recorded rows (3 s)
@@ -81,7 +81,7 @@ check: setup ## your rows against the committed reference, all or TABLE (2 s)
 why: setup ## CLAIM=<id>: where it is printed, our verdict, the command that measures it again (2 s)
 	@$(PY) scripts/why.py '$(subst ','\'',$(strip $(value CLAIM)))'
 
-test: lint ## lint, types, all tests, verify, smoke (9 min)
+test: lint ## lint, types, all tests, verify, smoke (13 min)
 	@$(ONE) $(PY) -m pytest -n auto
 	@$(PY) scripts/verify.py
 	@$(PY) scripts/smoke.py
