@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.derived import over_seeds
 from attnrepro.tables.add_vs_concat.table import AXES, CODES
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
@@ -53,24 +54,14 @@ def derive(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict
 
 
 def _over(quantity: str, r: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, object]:
-    import numpy as np
-
-    from attnrepro import stats
-
     both = [seed for seed in r["by_seed"] if seed in base["by_seed"]]
     values = [r["by_seed"][seed] / base["by_seed"][seed] for seed in both]
     if quantity == "log_loss_ratio":
         values = [math.log10(value) for value in values]
     total = max(x["n"] + x["n_failed"] for x in (r, base))
     line: dict[str, object] = {axis: r[axis] for axis in AXES}
-    line |= {"quantity": quantity, "statistic": "paired_difference", "theory": math.nan, "sd": math.nan}
-    line |= {"n": len(values), "n_failed": total - len(values), "estimate": math.nan, "seeds": tuple(values)}
-    if values:
-        interval = stats.mean_interval(values)
-        line |= {"estimate": interval.value, "ci_low": interval.low, "ci_high": interval.high}
-    if len(values) > 1:
-        line["sd"] = float(np.std(values, ddof=1))
-    return line
+    line |= {"quantity": quantity, "statistic": "paired_difference", "theory": math.nan}
+    return line | {"n_failed": total - len(values)} | over_seeds(values)
 
 
 # --- controls ---

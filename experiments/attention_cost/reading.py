@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.derived import over_seeds
 from attnrepro.tables.attention_cost.table import AXES, HIDDEN
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
@@ -90,19 +91,9 @@ def _line(
     quantity: str, values: Sequence[float], axes: Mapping[str, object], *, theory: float = math.nan, total: int = 0
 ) -> dict[str, object]:
     """One value a seed; of ``total`` seeds, those that are missing failed."""
-    import numpy as np
-
-    from attnrepro import stats
-
     line: dict[str, object] = {name: str(value) for name, value in axes.items()}
-    line |= {"quantity": quantity, "statistic": "value", "theory": theory, "sd": math.nan, "estimate": math.nan}
-    line |= {"n": len(values), "n_failed": max(0, total - len(values)), "seeds": tuple(values)}
-    if values:
-        interval = stats.mean_interval(values)
-        line |= {"estimate": interval.value, "ci_low": interval.low, "ci_high": interval.high}
-    if len(values) > 1:
-        line["sd"] = float(np.std(values, ddof=1))
-    return line
+    line |= {"quantity": quantity, "statistic": "value", "theory": theory, "n_failed": max(0, total - len(values))}
+    return line | over_seeds(values)
 
 
 def _over(above: Seeds, below: Seeds) -> list[float]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.derived import over_seeds
 from attnrepro.tables.multihead.table import AXES, OPTIMIZERS
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
@@ -72,19 +73,9 @@ def _best_steps(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[dict[str, fl
 def _line(
     at: tuple[str, str], quantity: str, statistic: str, values: Sequence[float], failed: int
 ) -> dict[str, object]:
-    import numpy as np
-
-    from attnrepro import stats
-
     line: dict[str, object] = dict.fromkeys(AXES, "") | dict(zip(("optimizer", "head_dim"), at, strict=True))
-    line |= {"quantity": quantity, "statistic": statistic, "n": len(values), "n_failed": failed, "theory": math.nan}
-    line |= {"estimate": math.nan, "sd": math.nan, "seeds": tuple(values)}
-    if values:
-        interval = stats.mean_interval(values)
-        line |= {"estimate": interval.value, "ci_low": interval.low, "ci_high": interval.high}
-    if len(values) > 1:
-        line["sd"] = float(np.std(values, ddof=1))
-    return line
+    line |= {"quantity": quantity, "statistic": statistic, "n_failed": failed, "theory": math.nan}
+    return line | over_seeds(values)
 
 
 # --- what must hold ---

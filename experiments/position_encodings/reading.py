@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.derived import over_seeds
 from attnrepro.tables.position_encodings.table import AXES, BENT, CURVED
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
@@ -92,19 +93,9 @@ def _rows(frame: pd.DataFrame, quantity: str, *names: str, statistic: str = "mea
 def _line(
     quantity: str, statistic: str, axes: Mapping[str, object], values: Sequence[float], failed: int
 ) -> dict[str, object]:
-    import numpy as np
-
-    from attnrepro import stats
-
     line: dict[str, object] = dict.fromkeys(AXES, "") | dict(axes)
-    line |= {"quantity": quantity, "statistic": statistic, "unit": "", "theory": math.nan}
-    line |= {"n": len(values), "n_failed": failed, "estimate": math.nan, "sd": math.nan, "seeds": tuple(values)}
-    if values:
-        interval = stats.mean_interval(values)
-        line |= {"estimate": interval.value, "ci_low": interval.low, "ci_high": interval.high}
-    if len(values) > 1:
-        line["sd"] = float(np.std(values, ddof=1))
-    return line
+    line |= {"quantity": quantity, "statistic": statistic, "unit": "", "theory": math.nan, "n_failed": failed}
+    return line | over_seeds(values)
 
 
 def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[tuple[float, float]], int]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.derived import over_seeds
 from attnrepro.tables.recurrent_vs_attention.table import AXES
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
@@ -56,17 +57,7 @@ def _line(quantity: str, statistic: str, axes: Mapping[str, Any], **more: object
 def _over_seeds(quantity: str, statistic: str, axes: Mapping[str, Any], values: Sequence[float], failed: int = 0,
                 unit: str = "") -> dict[str, object]:  # fmt: skip
     """Mean and interval of one value a seed."""
-    import numpy as np
-
-    from attnrepro import stats
-
-    line = _line(quantity, statistic, axes, n=len(values), n_failed=failed, unit=unit, seeds=tuple(values))
-    if values:
-        interval = stats.mean_interval(values)
-        line |= {"estimate": interval.value, "ci_low": interval.low, "ci_high": interval.high}
-    if len(values) > 1:
-        line["sd"] = float(np.std(values, ddof=1))
-    return line
+    return _line(quantity, statistic, axes, n_failed=failed, unit=unit) | over_seeds(values)
 
 
 def _rows(frame: pd.DataFrame, quantity: str, *axes: str) -> dict[Any, Mapping[str, Any]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.derived import over_seeds
 from attnrepro.tables.transformer_block.table import AXES
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
@@ -47,19 +48,9 @@ def derive(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict
 
 
 def _line(at: Mapping[str, object], quantity: str, statistic: str, values: Sequence[float]) -> dict[str, object]:
-    import numpy as np
-
-    from attnrepro import stats
-
     line: dict[str, object] = dict.fromkeys(AXES, "") | dict(at)
-    line |= {"quantity": quantity, "statistic": statistic, "n": len(values), "n_failed": 0, "theory": math.nan}
-    line |= {"estimate": math.nan, "sd": math.nan, "seeds": tuple(values)}
-    if values:
-        interval = stats.mean_interval(values)
-        line |= {"estimate": interval.value, "ci_low": interval.low, "ci_high": interval.high}
-    if len(values) > 1:
-        line["sd"] = float(np.std(values, ddof=1)) if len(set(values)) > 1 else 0.0
-    return line
+    line |= {"quantity": quantity, "statistic": statistic, "n_failed": 0, "theory": math.nan}
+    return line | over_seeds(values)
 
 
 def _shares(frame: pd.DataFrame) -> Iterator[dict[str, object]]:
