@@ -83,12 +83,6 @@ def test_the_key_is_read_from_the_interval(tmp_path: Path, fields: dict[str, Any
     assert "- `c1`: share mean (size=4): printed 0.5" in text and "**DIFFERS**" in text
 
 
-def test_theory_is_compared_where_it_is_asked_for(tmp_path: Path) -> None:
-    path = quiz(tmp_path, "{table: toy, quantity: share, statistic: mean, axes: {size: 4}, read: theory, below: 0.5}")
-    assert "| A. much | true | true |" in quizzes([report(line(theory=0.1))], path)
-    assert "| A. much | true | false |" in quizzes([report(line(theory=0.9))], path)
-
-
 def test_all_rows_must_hold(tmp_path: Path) -> None:
     one = "{table: toy, quantity: share, statistic: mean, axes: {size: 4}, below: 0.5}"
     path = quiz(tmp_path, f"{one}, {one.replace('below', 'above')}")

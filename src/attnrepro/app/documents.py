@@ -165,10 +165,7 @@ def sentence(words: str) -> str:
 
 
 def _condition(reports: Mapping[str, "TableReport"], one: Mapping[str, Any]) -> tuple[bool | None, str]:
-    """Whether a row lies where an option needs it, and the row in words; ``above`` or ``below`` a bound.
-
-    ``read`` names what is compared: the "estimate" with its interval, or the "theory".
-    """
+    """Whether a row's interval lies ``above`` or ``below`` a bound, as an option needs it, and the row in words."""
     report = reports.get(one["table"])
     if report is None:
         return None, f"{one['table']}: {NOT_YET}"
@@ -183,13 +180,10 @@ def _condition(reports: Mapping[str, "TableReport"], one: Mapping[str, Any]) -> 
     ]
     if not rows and report.shown is not None and report.shown.lines:
         raise ValueError(f"{one['table']}: no row of {one['quantity']} {one['statistic']} at {axes}")
-    if not rows or (one.get("read") != "theory" and not rows[0]["n"]):
+    if not rows or not rows[0]["n"]:
         return None, f"{one['table']}: {NOT_YET}"
     row = rows[0]
-    if one.get("read") == "theory":
-        low = high = row["theory"]
-    else:
-        low, high = (row["estimate"] if math.isnan(row[end]) else row[end] for end in ("ci_low", "ci_high"))
+    low, high = (row["estimate"] if math.isnan(row[end]) else row[end] for end in ("ci_low", "ci_high"))
     word, bound = ("above", one["above"]) if "above" in one else ("below", one["below"])
     holds = (low > bound, high < bound) if word == "above" else (high < bound, low > bound)
     shown = f"[{one['table']}](../results/tables/{one['table']}.csv) {figures(report, row)[:-1]}"

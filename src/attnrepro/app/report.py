@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnrepro import paths
 from attnrepro.app import documents
-from attnrepro.app.documents import measured, short
+from attnrepro.app.documents import figures, measured, sentence, short
 from attnrepro.app.gather import JOINED, REPORTED, Group, groups
 from attnrepro.config import digest, load_yaml, reading_module
 from attnrepro.results import verdicts
@@ -381,15 +381,7 @@ def _findings(reports: Sequence[TableReport]) -> list[str]:
         for report in reports:
             for r in report.lines:
                 if r.get("verdict") == verdict and report.shown is not None and report.shows(r):
-                    theory = short(r["theory"])
-                    # A range is a statement of the document, or how its words were read.
-                    word = "taken as" if ".." in r["published"] else "printed"
-                    printed = f"{word} {r['published']}, " if r["published"] else ""
-                    exact = f", theory {theory}" if theory else ""
-                    out.append(
-                        f"- **{verdict}** `{r['claim']}`: {report.what(r)}: {printed}measured {measured(r)}{exact}."
-                        f" {r['reason'][:1].upper()}{r['reason'][1:]}."
-                    )
+                    out.append(f"- **{verdict}** `{r['claim']}`: {figures(report, r)} {sentence(r['reason'])}")
     return ["", "What does not hold as printed:", "", *out] if out else []
 
 
