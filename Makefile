@@ -28,7 +28,7 @@ TORCH_SIZE_cpu := 0.5 GB to download, 1.6 GB on disk
 TORCH_SIZE_    := up to 3 GB to download where pip takes the CUDA build of torch (TORCH=cpu takes 0.5 GB)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce-all reproduce plan smoke tables accept verify check why dashboard test test-fast lint \
+.PHONY: help setup reproduce-all reproduce plan smoke tables accept verify check why dashboard figures status test test-fast lint \
         gpu-wheels clean named
 
 help: ## this list
@@ -68,6 +68,12 @@ tables: setup ## results/tables, REPORT.md, README block and dashboard from reco
 
 dashboard: tables ## results/dashboard.html, and where it lies (3 s)
 	@echo "open file://$${ATTNREPRO_RESULTS:-$(CURDIR)/results}/dashboard.html"
+
+figures: setup ## results/figures: charts as SVG and PDF, printed values as LaTeX and Markdown, all or TABLE (1 min)
+	@$(PY) scripts/figures.py $(TABLE)
+
+status: setup ## cells done, running, failed and open, and verdicts of every table at SCALE (10 s)
+	@$(PY) scripts/status.py --scale $(SCALE) $(TABLE)
 
 accept: setup ## your finished cells become the committed reference, all or TABLE (1 s)
 	@$(PY) scripts/accept.py $(TABLE)

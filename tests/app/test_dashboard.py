@@ -175,7 +175,7 @@ def test_same_input_gives_the_same_page() -> None:
 def test_a_string_cannot_leave_its_place() -> None:
     page = dashboard.render([hostile()], HOSTILE, HOSTILE)
     assert page.count("<script>") == 2
-    assert page.count("</script>") == 4
+    assert page.count("</script>") == 5
     assert "<img src=x" not in page
     assert data_of(page)[0]["columns"]["note"] == HOSTILE
 

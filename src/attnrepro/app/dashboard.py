@@ -104,6 +104,7 @@ def render(pages: Sequence[TablePage], heading: str, subtitle: str) -> str:
         contents="".join(f'<li><a href="#{_text(p.table)}">{_text(p.title)}</a></li>' for p in pages),
         cards="".join(_card(page) for page in pages),
         verdicts=_json(verdicts),
+        chart_config=_json(chart_config()),
         style=_asset("page.css"),
         script=script,
         library=library,
@@ -255,6 +256,19 @@ def _plain(value: Any) -> Any:
 @cache
 def _asset(name: str) -> str:
     return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def chart_config() -> dict[str, Any]:
+    """Look of all charts, as a Vega-Lite ``config`` whose colours are variables of the style sheet."""
+    config: dict[str, Any] = json.loads(_asset("chart.json"))
+    return config
+
+
+def light_colours() -> dict[str, str]:
+    """The style sheet's variables, as they are in the light."""
+    block = re.search(r":root \{(.*?)\}", _asset("page.css"), re.DOTALL)
+    assert block is not None, "the style sheet begins with the light colours"
+    return dict(re.findall(r"(--[\w-]+): ([^;]+);", block[1]))
 
 
 @cache

@@ -324,11 +324,11 @@ def markdown(reports: Sequence[TableReport]) -> str:
                 f" largest |z| {abs(check.worst_z):.2f} (bound {check.bound:.2f}, {check.worst_label}), sum of squares"
                 f" {check.sum_sq:.1f} (p = {check.p:.2f})."
             )
-        out += ["", *_printed_table(report)]
+        out += ["", *printed_table(report)]
     return "\n".join(out).rstrip() + "\n"
 
 
-def _printed_table(report: TableReport) -> list[str]:
+def printed_table(report: TableReport) -> list[str]:
     """The printed lines of the group that is shown, as Markdown."""
     lines = [r for r in report.lines if r.get("claim") and report.shows(r)]
     if not lines:

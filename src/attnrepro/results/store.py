@@ -112,6 +112,19 @@ class Store:
             finally:
                 fcntl.lockf(file, fcntl.LOCK_UN)
 
+    def is_locked(self, table: str, key: str) -> bool:
+        """Whether another process holds the cell now: it is being measured."""
+        path = self.runs / table / f"{key}.lock"
+        if not path.is_file():
+            return False
+        with path.open("a") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return True
+            fcntl.lockf(file, fcntl.LOCK_UN)
+        return False
+
     def write(self, table: str, key: str, files: Mapping[str, str], *, code: str, log: Path | None = None) -> None:
         """Record a finished cell whole; the caller holds its lock."""
         folder = self.folder(table, key)

@@ -365,34 +365,7 @@
 
   // --- charts. Colours are style sheet variables, so that light, dark and print need no second drawing ---
 
-  const ink = "var(--ink)";
-  const config = {
-    background: "transparent",
-    font: "system-ui, sans-serif",
-    axis: {
-      labelColor: "var(--quiet)", titleColor: ink, gridColor: "var(--line)", domainColor: "var(--quiet)",
-      tickColor: "var(--quiet)", labelFontSize: 12, titleFontSize: 12, titleFontWeight: 500, labelOverlap: true,
-    },
-    legend: {
-      labelColor: ink, titleColor: ink, labelFontSize: 12, titleFontSize: 12, titleFontWeight: 500,
-      orient: "bottom", offset: 8, labelLimit: 220, symbolSize: 80,
-    },
-    title: { color: ink, subtitleColor: "var(--quiet)", fontSize: 14, fontWeight: 600, anchor: "start" },
-    header: { labelColor: ink, titleColor: ink, labelFontSize: 12, titleFontSize: 12 },
-    view: { stroke: null },
-    range: { category: Array.from({ length: 7 }, (_, index) => `var(--series-${index + 1})`) },
-    mark: { color: "var(--series-1)", tooltip: true },
-    text: { color: ink },
-    rule: { color: ink },
-    style: {
-      measured: { filled: true, size: 40, opacity: 1 },
-      interval: { strokeWidth: 2 },
-      theory: { strokeDash: [6, 4], strokeWidth: 1.5 },
-      published: {
-        shape: "M-1,-1L1,1M1,-1L-1,1", filled: false, size: 110, strokeWidth: 2, color: ink, opacity: 1,
-      },
-    },
-  };
+  const config = JSON.parse(document.getElementById("page-chart-config").textContent);
 
   /** True for a single plot or a layer, which can take the width of the page; grids of plots keep their own. */
   function fits(spec) {
