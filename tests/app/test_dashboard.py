@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import os
 import re
@@ -13,8 +15,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from attnrepro import paths
 from attnrepro.app import dashboard
-from attnrepro.app.dashboard import TablePage
+from attnrepro.app.dashboard import Erratum, TablePage
 from attnrepro.results.rows import TABLE_COLUMNS
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -163,9 +166,56 @@ def long_table(rows: int) -> TablePage:
     return replace(sample(), table="long_table", title="A long table", frame=frame, axes=("step",), charts=())
 
 
+def two_machines() -> TablePage:
+    """One point on two machines, and one on a single machine; with a file of its own and what is known of its runs."""
+    blank = dict.fromkeys(TABLE_COLUMNS, "") | {"scale": "full", "quantity": "time", "statistic": "mean", "n": "5"}
+    rows = [
+        {
+            "length": length,
+            **blank,
+            "environment": name,
+            "estimate": value,
+            "ci_low": value - 0.1,
+            "ci_high": value + 0.1,
+        }
+        for length, name, value in ((64, "cpu-A", 1.0), (64, "cpu-B", 1.15), (128, "cpu-A", 2.0), (128, "cpu-B", 2.5))
+    ]
+    rows.append({**rows[0], "length": 256})
+    return TablePage(
+        table="two_machines",
+        title="Time",
+        document="document 004",
+        question="How long?",
+        answer="Longer.",
+        command="attnrepro experiment=two_machines",
+        how_to_read="As it stands.",
+        frame=pd.DataFrame(rows)[["length", *TABLE_COLUMNS]],
+        axes=("length",),
+        charts=(),
+        yaml="table: two_machines # 表\n",
+        runs=(
+            {"environment": "cpu-A", "cells": "3", "W&B": "https://wandb.example/a javascript:alert(1)"},
+            {"environment": "cpu-B", "git": "0123abcd"},
+        ),
+    )
+
+
+ERRATA = (
+    Erratum(
+        "000",
+        "Seven",
+        "sqrtd-4-u-logit_sd",
+        (("SOURCE_ERROR", "logit_sd sd (head_dim=4): printed 1.779.", "sqrt_d_entropy"),),
+        ("Theory says 2.",),
+    ),
+    Erratum("004", HOSTILE, "x", (("DIFFERS", HOSTILE, "hostile"),), (HOSTILE,)),
+)
+
+
 def data_of(page: str) -> list[Any]:
-    blocks = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
-    return [json.loads(block) for block in blocks]
+    """Unpacked data of each card."""
+    blocks = re.findall(r'<script type="application/json" class="data">(.*?)</script>', page, re.DOTALL)
+    return [json.loads(gzip.decompress(base64.b64decode(json.loads(block)))) for block in blocks]
 
 
 def test_same_input_gives_the_same_page() -> None:
@@ -175,7 +225,7 @@ def test_same_input_gives_the_same_page() -> None:
 def test_a_string_cannot_leave_its_place() -> None:
     page = dashboard.render([hostile()], HOSTILE, HOSTILE)
     assert page.count("<script>") == 2
-    assert page.count("</script>") == 5
+    assert page.count("</script>") == 6
     assert "<img src=x" not in page
     assert data_of(page)[0]["columns"]["note"] == HOSTILE
 
@@ -200,6 +250,23 @@ def test_a_missing_column_or_a_second_table_of_a_name_is_an_error() -> None:
         dashboard.render([replace(sample(), frame=sample().frame.drop(columns="verdict"))], "h", "s")
     with pytest.raises(ValueError, match="sqrt_d_entropy is given 2 times"):
         dashboard.render([sample(), sample()], "h", "s")
+
+
+def test_labels_are_of_things_that_exist() -> None:
+    zh = dashboard.labels()
+    assert set(zh) == {"titles", "quantities", "words"}
+    assert set(zh["titles"]) <= set(paths.table_names())
+    known = {row["quantity"] for table in paths.table_names() for row in rows_of(table)}
+    assert not set(zh["quantities"]) - known
+    for part in zh.values():
+        assert all(text.strip() for text in part.values())
+
+
+def rows_of(table: str) -> list[dict[str, str]]:
+    root = paths.repository()
+    assert root is not None
+    path = root / "results" / "tables" / f"{table}.csv"
+    return pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records") if path.is_file() else []
 
 
 def test_no_tables_and_no_rows_make_a_page_too() -> None:
@@ -247,7 +314,8 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("dashboard") / "dashboard.html"
-    dashboard.write([sample(), long_table(1000), hostile()], path, "Attention, measured", "A sample")
+    pages = [sample(), long_table(1000), hostile(), two_machines()]
+    dashboard.write(pages, path, "Attention, measured", "A sample", ERRATA)
     return path
 
 
@@ -270,8 +338,19 @@ def page(browser: Any, page_file: Path) -> Iterator[Any]:
     assert [url for url in requests if not url.startswith("data:")] == [page_file.as_uri()]
 
 
+def show(page: Any, address: str) -> Any:
+    """Go to a view of the page; a table's is there when its rows are unpacked."""
+    page.evaluate("address => { location.hash = address }", f"/{address}")
+    if not address.startswith("page-"):
+        card = page.locator(f"#{address.split('/')[0]}.current[data-ready]")
+        card.wait_for(state="visible")
+        return card
+    return page.locator(f"#{address}")
+
+
 def header(page: Any, table: str, label: str) -> Any:
     """A column's header once it stands still: a chart is taller than its empty place and moves what is below it."""
+    show(page, table)
     head = page.locator(f"#{table} th", has_text=label)
     head.scroll_into_view_if_needed()
     for chart in page.locator(f"#{table} .chart").all():
@@ -289,9 +368,10 @@ def test_every_chart_has_marks(page: Any) -> None:
     names = charts.evaluate_all("nodes => nodes.map(node => node.ariaLabel)")
     assert names[1] == "sqrt_d_entropy, chart 2: entropy"
     assert len(set(names)) == 4
-    for index in range(4):
-        charts.nth(index).scroll_into_view_if_needed()
-        charts.nth(index).locator("svg .mark-symbol path").first.wait_for(state="attached")
+    for table in ("sqrt_d_entropy", "hostile"):
+        for drawn in show(page, table).locator(".chart").all():
+            drawn.scroll_into_view_if_needed()
+            drawn.locator("svg .mark-symbol path").first.wait_for(state="attached")
     entropy = charts.nth(1)
     assert entropy.locator("svg .mark-line path").count() == 2
     assert entropy.locator("svg .mark-rule line").count() >= 10
@@ -299,6 +379,7 @@ def test_every_chart_has_marks(page: Any) -> None:
 
 
 def test_sort_by_click_and_by_key(page: Any) -> None:
+    show(page, "sqrt_d_entropy")
     assert column(page, "sqrt_d_entropy", "head_dim")[:4] == ["4", "4", "4", "4"]
     head = header(page, "sqrt_d_entropy", "head_dim")
     head.click()
@@ -327,6 +408,7 @@ def test_sort_of_words_and_odd_numbers(page: Any) -> None:
 
 def test_verdict_filter_and_search(page: Any) -> None:
     page.get_by_role("button", name="SOURCE_ERROR 2").click()
+    page.locator("#long_table").wait_for(state="hidden")
     assert set(column(page, "sqrt_d_entropy", "verdict")) == {"SOURCE_ERROR"}
     assert page.locator("#long_table").is_hidden()
     page.get_by_role("button", name="Clear").click()
@@ -334,11 +416,11 @@ def test_verdict_filter_and_search(page: Any) -> None:
     page.get_by_label("Search").fill("max_weight 1024")
     page.locator("#long_table").wait_for(state="hidden")
     assert set(column(page, "sqrt_d_entropy", "head_dim")) == {"1024"}
-    assert "2 rows in 1 of 3 tables" in page.get_by_role("status").text_content()
+    assert "2 rows in 1 of 4 tables" in page.get_by_role("status").text_content()
 
 
 def test_long_tables_start_short_and_grow_while_scrolling(page: Any) -> None:
-    rows = page.locator("#long_table tbody tr")
+    rows = show(page, "long_table").locator("tbody tr")
     assert rows.count() == 5
     page.locator("#long_table").get_by_role("button", name="Show all rows").click()
     assert rows.count() == 200
@@ -348,6 +430,7 @@ def test_long_tables_start_short_and_grow_while_scrolling(page: Any) -> None:
 
 def test_note_and_p_on_focus_and_hover(page: Any) -> None:
     tip = page.get_by_role("tooltip")
+    show(page, "sqrt_d_entropy")
     chips = page.locator("#sqrt_d_entropy td.verdict .chip")
     chips.first.focus()
     assert "0.0131" in tip.text_content()
@@ -359,23 +442,25 @@ def test_note_and_p_on_focus_and_hover(page: Any) -> None:
 
 
 def test_the_command_can_be_copied(page: Any) -> None:
-    page.locator("#sqrt_d_entropy .copy").click()
+    show(page, "sqrt_d_entropy").locator(".copy").click()
     page.locator("#sqrt_d_entropy .copy", has_text=re.compile("Copied|Selected")).wait_for()
 
 
 def test_printing_draws_the_charts_that_nobody_has_seen(page: Any) -> None:
-    assert page.locator("#hostile .chart svg").count() == 0
+    last = show(page, "sqrt_d_entropy").locator(".chart").last
+    page.set_viewport_size({"width": 400, "height": 200})
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    page.locator("#hostile .chart svg .mark-symbol path").first.wait_for(state="attached")
+    last.locator("svg .mark-symbol path").first.wait_for(state="attached")
 
 
 def test_stale_rows_are_flagged(page: Any) -> None:
+    show(page, "sqrt_d_entropy")
     assert page.locator("#sqrt_d_entropy tr.stale").count() == 2
     assert page.locator("#sqrt_d_entropy tr.stale").first.get_by_text("stale").is_visible()
 
 
 def test_hostile_strings_are_text(page: Any) -> None:
-    card = page.locator("#hostile")
+    card = show(page, "hostile")
     card.locator(".chart").scroll_into_view_if_needed()
     card.locator("svg .mark-symbol path").first.wait_for(state="attached")
     for place in ("h2", ".question", ".answer", ".how", ".command code"):
@@ -388,7 +473,174 @@ def test_hostile_strings_are_text(page: Any) -> None:
     assert page.locator("img").count() == 0
 
 
+VIEWS = ["page-overview", "page-errata", "page-machines", "sqrt_d_entropy", "hostile", "long_table", "two_machines"]
+
+
 @pytest.mark.parametrize("width", [380, 1000, 1600])
-def test_nothing_sticks_out_of_the_page(page: Any, width: int) -> None:
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_sticks_out_of_the_page(page: Any, width: int, view: str) -> None:
     page.set_viewport_size({"width": width, "height": 800})
+    assert show(page, view).is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_overview_shows_what_each_table_found(page: Any) -> None:
+    card = page.locator("#sqrt_d_entropy")
+    assert card.locator(".counts .chip").all_text_contents() == ["SOURCE_ERROR 2", "TREND_FAILS 1", "WITHIN_NOISE 28"]
+    assert card.locator(".spark circle").count() == 10
+    assert card.locator(".spark").get_attribute("aria-label").startswith("logit_sd: 10 measured values")
+    assert card.locator(".box").is_hidden()
+    assert page.locator("[data-ready]").count() == 0, "no table is unpacked before somebody asks for it"
+
+
+def test_a_link_leads_to_the_row_of_a_claim(page: Any) -> None:
+    show(page, "page-errata").get_by_role("link", name="sqrtd-4-u-logit_sd").click()
+    row = page.locator("#sqrt_d_entropy tr.marked")
+    row.wait_for(state="visible")
+    assert "1.779" in row.text_content()
+    assert page.url.endswith("#/sqrt_d_entropy/sqrtd-4-u-logit_sd")
+    assert page.locator("#hostile").is_hidden()
+    page.go_back()
+    page.locator("#page-errata").wait_for(state="visible")
+
+
+def test_an_address_opens_its_view_and_a_wrong_one_the_overview(browser: Any, page_file: Path) -> None:
+    opened = browser.new_page()
+    opened.goto(f"{page_file.as_uri()}#/long_table")
+    opened.locator("#long_table[data-ready]").wait_for(state="visible")
+    assert opened.locator("#page-go").input_value() == "long_table"
+    assert opened.evaluate("scrollY") == 0
+    opened.goto("about:blank")
+    opened.goto(f"{page_file.as_uri()}#/no_such_table/%3Cscript%3E")
+    opened.locator("#page-overview").wait_for(state="visible")
+    opened.close()
+
+
+def test_going_from_table_to_table(page: Any) -> None:
+    page.locator("#page-go").select_option("long_table")
+    page.locator("#long_table[data-ready]").wait_for(state="visible")
+    page.locator(".crumbs .after").click()
+    page.locator("#hostile[data-ready]").wait_for(state="visible")
+    show(page, "sqrt_d_entropy")
+    assert page.locator(".crumbs .before").is_hidden()
+
+
+def test_errata_are_filtered_too(page: Any) -> None:
+    from playwright.sync_api import expect
+
+    parts = show(page, "page-errata").locator(".erratum:visible")
+    assert parts.count() == 2
+    assert HOSTILE in parts.nth(1).text_content()
+    page.get_by_role("button", name="SOURCE_ERROR 2").click()
+    expect(parts).to_have_count(1)
+    page.get_by_role("button", name="Clear").click()
+    page.locator("#page-document").select_option("004")
+    expect(parts).to_have_count(1)
+    assert "DIFFERS" in parts.first.text_content()
+
+
+def test_filter_by_document_and_scale(page: Any) -> None:
+    page.locator("#page-document").select_option("004")
+    page.locator("#long_table").wait_for(state="hidden")
+    assert page.locator("#two_machines").is_visible()
+    page.locator("#page-document").select_option("")
+    page.locator("#page-scale").select_option("full")
+    page.locator("#sqrt_d_entropy").wait_for(state="hidden")
+    assert "5 rows in 1 of 4 tables" in page.get_by_role("status").last.text_content()
+    assert len(column(page, "two_machines", "measured")) == 5
+
+
+def test_machines_stand_side_by_side(page: Any) -> None:
+    table = show(page, "page-machines").locator(".sheet table")
+    table.wait_for()
+    assert table.locator("thead th").all_text_contents() == ["", "cpu-A", "cpu-B"]
+    rows = table.locator("tbody tr").all_text_contents()
+    assert len(rows) == 2, "what one machine measured is not compared"
+    assert "length=64" in rows[0] and "differs" not in rows[0]
+    assert "length=128" in rows[1] and rows[1].endswith("differs")
+
+
+def test_one_machine_has_nothing_to_compare(browser: Any, tmp_path: Path) -> None:
+    dashboard.write([sample()], tmp_path / "d.html", "h", "s")
+    opened = browser.new_page()
+    opened.goto(f"{(tmp_path / 'd.html').as_uri()}#/page-machines")
+    said = opened.locator(".machines-said", has_text="All rows come from cpu-AMD EPYC 7B13-torch2.13.")
+    said.wait_for(state="visible")
+    opened.close()
+
+
+def test_the_csv_is_that_of_the_rows(page: Any, tmp_path: Path) -> None:
+    show(page, "hostile")
+    with page.expect_download() as download:
+        page.locator("#hostile .csv").click()
+    download.value.save_as(tmp_path / "hostile.csv")
+    got = pd.read_csv(tmp_path / "hostile.csv", dtype=str, keep_default_na=False)
+    assert list(got.columns) == ["where", *TABLE_COLUMNS]
+    assert got["where"].tolist() == hostile().frame["where"].tolist()
+    assert set(got["note"]) == {HOSTILE}
+    assert download.value.suggested_filename == "hostile.csv"
+
+
+def test_where_rows_come_from(page: Any) -> None:
+    card = show(page, "two_machines")
+    card.locator(".yaml summary").click()
+    assert card.locator(".yaml code").text_content() == "table: two_machines # 表\n"
+    card.locator(".provenance summary").click()
+    assert card.locator(".provenance tr").first.locator("td").all_text_contents() == ["cpu-A", "cpu-B"]
+    assert [link.get_attribute("href") for link in card.locator(".provenance a").all()] == ["https://wandb.example/a"]
+    assert "javascript:alert(1)" in card.locator(".provenance").text_content()
+
+
+def test_the_language_is_switched_and_remembered(browser: Any, page_file: Path) -> None:
+    from playwright.sync_api import expect
+
+    zh = dashboard.labels()
+    assert zh["titles"]["sqrt_d_entropy"] and zh["quantities"]["entropy"]
+    context = browser.new_context()
+    opened = context.new_page()
+    opened.goto(f"{page_file.as_uri()}#/sqrt_d_entropy")
+    card = opened.locator("#sqrt_d_entropy[data-ready]")
+    card.wait_for(state="visible")
+    opened.locator("#page-language").click()
+    for again in range(2):
+        assert card.locator("h2").text_content() == zh["titles"]["sqrt_d_entropy"]
+        quantities = card.locator("td.quantity").all_text_contents()
+        assert any(text.startswith(zh["quantities"]["entropy"]) for text in quantities)
+        assert card.locator("th.verdict").text_content() == zh["words"]["verdict"]
+        if not again:
+            opened.reload()
+            card.wait_for(state="visible")
+    opened.locator("#page-search").fill(zh["quantities"]["max_weight"])
+    expect(card.locator("tbody tr")).to_have_count(10)
+    opened.locator("#page-search").fill("")
+    opened.locator("#page-language").click()
+    opened.locator("#sqrt_d_entropy h2", has_text="Entropy of attention").wait_for(state="visible")
+    assert "entropymean, nat" in opened.locator("td.quantity", has_text="entropy").first.text_content()
+    context.close()
+
+
+def test_a_planted_wrong_number_shows_as_differs(browser: Any, tmp_path: Path) -> None:
+    frame = sample().frame.copy()
+    frame.loc[7, ["published", "verdict"]] = ["9.99", "DIFFERS"]
+    dashboard.write([replace(sample(), frame=frame)], tmp_path / "d.html", "h", "s")
+    opened = browser.new_page()
+    opened.goto((tmp_path / "d.html").as_uri())
+    assert "DIFFERS 1" in opened.locator("#sqrt_d_entropy .counts").text_content()
+    opened.get_by_role("button", name="DIFFERS 1").click()
+    row = opened.locator("#sqrt_d_entropy tbody tr")
+    row.first.wait_for()
+    assert row.count() == 1
+    assert "9.99" in row.text_content()
+    opened.close()
+
+
+def test_a_hundred_thousand_rows(browser: Any, tmp_path: Path) -> None:
+    dashboard.write([long_table(100_000)], tmp_path / "d.html", "h", "s")
+    assert (tmp_path / "d.html").stat().st_size < 5_000_000
+    opened = browser.new_page()
+    opened.goto(f"{(tmp_path / 'd.html').as_uri()}#/long_table")
+    opened.locator("#long_table[data-ready]").wait_for()
+    opened.get_by_role("button", name="Show all rows").click()
+    assert opened.locator("#long_table tbody tr").count() == 200, "drawn as the reader scrolls"
+    assert "100000 of 100000 rows" in opened.locator("#long_table .shown").text_content()
+    opened.close()

@@ -43,6 +43,20 @@ def shown_lines(reports: Iterable["TableReport"]) -> Iterator[tuple["TableReport
                 yield report, line
 
 
+def statements(
+    reports: Sequence["TableReport"], claims: Mapping[str, Claim]
+) -> dict[tuple[str, int, str], list[tuple["TableReport", Line]]]:
+    """Lines that do not hold, by document, place in ``KINDS`` and claim, in the order of the documents."""
+    found: dict[tuple[str, int, str], list[tuple[TableReport, Line]]] = {}
+    order = {claim: index for index, claim in enumerate(claims)}
+    for report, line in shown_lines(reports):
+        kind = next((i for i, (_, _, verdicts) in enumerate(KINDS) if line["verdict"] in verdicts), None)
+        for claim in str(line["claim"]).split(";"):
+            if kind is not None and claim in claims:
+                found.setdefault((claims[claim].document, kind, claim), []).append((report, line))
+    return {place: found[place] for place in sorted(found, key=lambda place: (place[0], place[1], order[place[2]]))}
+
+
 def errata(reports: Sequence["TableReport"], claims: Mapping[str, Claim]) -> str:
     """``docs/errata.md``: by document and claim, what is printed, what is true, and when it would hold."""
     out = [
@@ -53,15 +67,9 @@ def errata(reports: Sequence["TableReport"], claims: Mapping[str, Claim]) -> str
         " one, and the reason with the condition under which the statement would hold. A statement of several"
         " numbers has a line for each that does not hold; the others were found again or are in the table.",
     ]
-    found: dict[tuple[str, int, str], list[tuple[TableReport, Line]]] = {}
-    order = {claim: index for index, claim in enumerate(claims)}
-    for report, line in shown_lines(reports):
-        kind = next((i for i, (_, _, verdicts) in enumerate(KINDS) if line["verdict"] in verdicts), None)
-        for claim in str(line["claim"]).split(";"):
-            if kind is not None and claim in claims:
-                found.setdefault((claims[claim].document, kind, claim), []).append((report, line))
+    found = statements(reports, claims)
     before: tuple[str, int] | None = None
-    for document, kind, claim in sorted(found, key=lambda place: (place[0], place[1], order[place[2]])):
+    for (document, kind, claim), lines in found.items():
         if before is None or before[0] != document:
             out += ["", f"## Document {document}"]
         if before != (document, kind):
@@ -74,7 +82,6 @@ def errata(reports: Sequence["TableReport"], claims: Mapping[str, Claim]) -> str
             f"\N{RIGHT DOUBLE QUOTATION MARK}",
             "",
         ]
-        lines = found[document, kind, claim]
         reasons = list(dict.fromkeys(sentence(line["reason"]) for _, line in lines))
         for report, line in lines:
             out.append(f"- {figures(report, line)}")

@@ -52,6 +52,7 @@ class Group:
     stale: bool
     lines: list[dict[str, Any]] = field(default_factory=list)
     not_run: str = ""
+    cells: Sequence[CellRows] = ()
 
     def frame(self) -> "pd.DataFrame":
         """Estimates as a frame; axes are text, numbers are floats (nan where blank)."""
@@ -172,6 +173,7 @@ def groups(table: str, store: Store | None, raw: Path, scales: Sequence[str] = R
     for (name, environment, scale), members in sorted(buckets.items()):
         group = Group(name, environment, scale, any(c.own for c in members), any(c.code != code for c in members))
         group.lines = _estimates(members, module.AXES, code)
+        group.cells = members
         reasons = [r["status"] for c in members for r in c.rows if r["status"].startswith("not_run: ")]
         group.not_run = reasons[0].removeprefix("not_run: ") if reasons else ""
         found.append(group)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attnrepro import paths
 from attnrepro.app import documents
 from attnrepro.app.documents import figures, measured, sentence, short
-from attnrepro.app.gather import JOINED, REPORTED, Group, groups
+from attnrepro.app.gather import JOINED, REPORTED, CellRows, Group, groups
 from attnrepro.config import digest, load_yaml, reading_module
 from attnrepro.results import verdicts
 from attnrepro.results.claims import load_claims
@@ -25,7 +25,7 @@ from attnrepro.results.store import Store, write_text
 from attnrepro.results.verdicts import Case, Estimate, MonteCarloCheck
 
 if TYPE_CHECKING:
-    from attnrepro.app.dashboard import TablePage
+    from attnrepro.app.dashboard import Erratum, TablePage
 
 # Scales from small to large.
 RANKED = (*REPORTED, JOINED)
@@ -40,6 +40,7 @@ class TableReport:
     about: Mapping[str, Any]
     axes: tuple[str, ...]
     lines: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
     checks: list[tuple[Group, MonteCarloCheck]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
@@ -113,7 +114,7 @@ def report_table(table: str, store: Store | None, raw: Path, scales: Sequence[st
     module = reading_module(table)
     report = TableReport(table, about(table), tuple(module.AXES))
     printed = published_lines(table)
-    found = groups(table, store, raw, scales)
+    found = report.groups = groups(table, store, raw, scales)
     for group in found:
         if group.variant:
             report.lines += _plain_lines(group, module)
@@ -435,10 +436,127 @@ def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
                 how_to_read=report.about["how_to_read"].strip(),
                 frame=frame,
                 axes=report.axes,
-                charts=charts,
+                charts=(*charts, *_seed_charts(report)),
+                yaml=(paths.conf_dir() / "experiment" / f"{report.name}.yaml").read_text(encoding="utf-8"),
+                runs=tuple(_run(group.cells) for group in report.groups if not group.variant and group.cells),
             )
         )
     return result
+
+
+def _run(cells: Sequence[CellRows]) -> dict[str, str]:
+    """What is known of the runs behind the rows of a group; where cells differ, what each of them has."""
+
+    def each(*path: str) -> str:
+        values: list[Any] = [cell.run for cell in cells]
+        for name in path:
+            values = [value.get(name) if isinstance(value, dict) else None for value in values]
+        return ", ".join(sorted({text(value) for value in values if value not in (None, "")}))
+
+    seconds = sum(float(cell.run.get("wall_seconds", 0.0)) for cell in cells)
+    known = {
+        "environment": each("environment"),
+        "scale": ", ".join(sorted({cell.scale for cell in cells})),
+        "rows of": "this machine" if any(cell.own for cell in cells) else "the committed reference",
+        "cells": str(len(cells)),
+        "seconds": f"{seconds:.0f}",
+        "processor": each("processor"),
+        "device": each("device_model"),
+        "platform": each("platform"),
+        "threads": each("threads"),
+        "python": each("python"),
+        "torch": each("versions", "torch"),
+        "lightning": each("versions", "lightning"),
+        "code": ", ".join(sorted({cell.code for cell in cells})),
+        "git": each("git"),
+        "data": each("data_sha256"),
+        "W&B": each("wandb", "url").replace(", ", " "),
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+# Seed points: so many quantities of a table, and points of each, are drawn one by one; beyond, quantiles.
+SEED_CHARTS, SEED_POINTS = 3, 300
+
+
+def _seed_charts(report: TableReport) -> list[dict[str, Any]]:
+    """The single seeds behind what was printed: points, or quantiles where there are too many."""
+    if report.shown is None:
+        return []
+    found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for line in report.lines:
+        seeds = line.get("seeds") or ()
+        if line.get("claim") and report.shows(line) and len(seeds) > 1:
+            where = ", ".join(f"{axis}={line[axis]}" for axis in report.axes if line[axis]) or report.name
+            found.setdefault(f"{line['quantity']} {line['statistic']}", []).append((where, line))
+    charts = []
+    for what, lines in sorted(found.items(), key=lambda item: -len(item[1]))[:SEED_CHARTS]:
+        many = sum(len(line["seeds"]) for _, line in lines) > SEED_POINTS
+        points = [
+            {"where": where, "value": value, "what": name}
+            for where, line in lines
+            for name, value in (_quantiles(line["seeds"]) if many else [("seed", seed) for seed in line["seeds"]])
+        ]
+        marks = [
+            {"where": where, "estimate": line["estimate"], "low": line["ci_low"], "high": line["ci_high"]}
+            for where, line in lines
+        ]
+        charts.append(_strip(what, points, marks, many))
+    return charts
+
+
+def _quantiles(values: Sequence[float]) -> list[tuple[str, float]]:
+    import numpy as np
+
+    names = ("least", "first quartile", "median", "third quartile", "greatest")
+    return list(zip(names, map(float, np.quantile(values, [0, 0.25, 0.5, 0.75, 1])), strict=True))
+
+
+def _strip(
+    what: str, points: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]], many: bool
+) -> dict[str, Any]:
+    words = "quartiles and extremes of the seeds" if many else "each seed"
+    y = {"field": "where", "type": "nominal", "title": None, "axis": {"labelLimit": 320}, "sort": None}
+    x = {"type": "quantitative", "title": what, "scale": {"zero": False}}
+    tooltip = [{"field": "what"}, {"field": "value", "type": "quantitative"}, {"field": "where"}]
+    return {
+        "title": f"{words}: {what}",
+        "height": {"step": 22},
+        "layer": [
+            {
+                "data": {"values": list(points)},
+                "mark": {"type": "point", "style": "measured", "opacity": 0.6},
+                "encoding": {"y": y, "x": {**x, "field": "value"}, "tooltip": tooltip},
+            },
+            {
+                "data": {"values": list(marks)},
+                "mark": {"type": "rule", "style": "interval"},
+                "encoding": {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}},
+            },
+            {
+                "data": {"values": list(marks)},
+                "mark": {"type": "tick", "thickness": 3, "size": 16, "color": "var(--ink)"},
+                "encoding": {"y": y, "x": {**x, "field": "estimate"}},
+            },
+        ],
+    }
+
+
+def errata(reports: Sequence[TableReport]) -> "list[Erratum]":
+    """What the dashboard's page of errata shows: as ``docs/errata.md``, in the order of the documents."""
+    from attnrepro.app.dashboard import Erratum
+
+    claims = load_claims(paths.published_dir().parent / "claims.csv")
+    return [
+        Erratum(
+            document,
+            claims[claim].section,
+            claim,
+            tuple((str(line["verdict"]), figures(report, line), report.name) for report, line in lines),
+            tuple(dict.fromkeys(sentence(line["reason"]) for _, line in lines)),
+        )
+        for (document, _, claim), lines in documents.statements(reports, claims).items()
+    ]
 
 
 def _printed_numbers(report: TableReport, module: Any) -> list[float]:
@@ -518,7 +636,7 @@ def build_dashboard(reports: Sequence[TableReport], root: Path) -> None:
         "attnrepro",
         "Published, measured and theory for every table of five lectures on attention",
     )
-    dashboard.write(pages(reports), page, heading, subtitle)
+    dashboard.write(pages(reports), page, heading, subtitle, errata(reports))
     write_text(mark, json.dumps(stamp) + "\n")
 
 

@@ -7,13 +7,46 @@
   // Digits of measurements would match almost any number that somebody looks for.
   const UNSEARCHED = new Set(["n", "n_failed", "estimate", "sd", "ci_low", "ci_high", "theory", "p", "stale"]);
 
-  const verdicts = JSON.parse(document.getElementById("page-verdicts").textContent);
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const verdicts = read("page-verdicts");
+  const labels = read("page-labels");
   const ranks = Object.keys(verdicts);
   const search = document.getElementById("page-search");
+  const ofDocument = document.getElementById("page-document");
+  const ofScale = document.getElementById("page-scale");
   const toolbar = document.querySelector(".toolbar");
   const status = document.querySelector(".status");
   const chosen = new Set();
   let words = [];
+
+  // --- language: elements that have a Chinese text carry it in data-zh ---
+
+  let chinese = false;
+
+  /** A word of the page, or the name of a quantity, in the language that is on. */
+  const say = (text) => (chinese && labels.words[text]) || text;
+  const quantity = (name) => (chinese && labels.quantities[name]) || name;
+
+  function translate() {
+    for (const node of document.querySelectorAll("[data-zh]")) {
+      node.dataset.en ??= node.textContent;
+      node.textContent = chinese ? node.dataset.zh : node.dataset.en;
+      if (chinese) node.lang = "zh-Hant";
+      else node.removeAttribute("lang");
+    }
+    const button = document.getElementById("page-language");
+    button.textContent = chinese ? "English" : "中文";
+    button.lang = chinese ? "en" : "zh-Hant";
+    button.ariaPressed = String(chinese);
+  }
+
+  // --- compressed data: JSON, gzip, base64 ---
+
+  async function unpack(text) {
+    const bytes = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  }
 
   // --- values ---
 
@@ -102,8 +135,8 @@
       kind: "quantity",
       key: (row) => `${card.at("quantity", row)} ${card.at("statistic", row)}`,
       cell: (row) => [
-        card.at("quantity", row),
-        small([card.at("statistic", row), card.at("unit", row), ...rarely(row)].filter(Boolean).join(", ")),
+        quantity(card.at("quantity", row)),
+        small([chinese && labels.quantities[card.at("quantity", row)] ? card.at("quantity", row) : "", card.at("statistic", row), card.at("unit", row), ...rarely(row)].filter(Boolean).join(", ")),
       ],
     });
     columns.push({ ...plain("published", "number"), cell: (row) => [card.at("published", row) || absent()] });
@@ -139,24 +172,14 @@
   class Card {
     constructor(element) {
       this.element = element;
+      this.table = element.id;
+      this.title = element.querySelector("h2");
       this.box = element.querySelector(".box");
       this.shown = element.querySelector(".shown");
       this.expand = element.querySelector(".expand");
-      this.data = JSON.parse(element.querySelector(".data").textContent);
-      this.heading = ["h2", ".origin"].map((part) => element.querySelector(part).textContent.toLowerCase()).join(" ");
-      this.order = Array.from({ length: this.data.rows }, (_, row) => row);
-      this.essential = this.order.filter((row) => this.at("published", row) !== "" || this.at("verdict", row) !== "");
-      this.short = this.data.rows > LONG && this.essential.length > 0 && this.essential.length < this.data.rows;
-      this.expand.hidden = !this.short;
-      const same = this.places.filter((name) => !this.varies(name) && this.data.columns[name] !== "");
-      const everywhere = same.map((name) => `${name} = ${show(this.data.columns[name])}`);
-      element.querySelector(".same").textContent = same.length > 0 ? `In every row: ${everywhere.join(", ")}` : "";
-      this.columns = columnsOf(this);
-      // The roles are spelled out because a narrow screen lays rows out as blocks, which hides the native ones.
-      this.body = make("tbody", { role: "rowgroup" });
-      this.heads = this.columns.map((column) => this.head(column));
-      const heading = make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...this.heads));
-      this.box.append(make("table", { role: "table" }, heading, this.body));
+      const link = this.title.querySelector("a");
+      const parts = [link.textContent, link.dataset.zh ?? "", element.querySelector(".origin").textContent];
+      this.heading = parts.join(" ").toLowerCase();
       this.expand.addEventListener("click", () => {
         this.short = !this.short;
         this.update();
@@ -165,6 +188,66 @@
         const rest = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight;
         if (rest < this.box.clientHeight) this.more();
       });
+      element.querySelector(".csv").addEventListener("click", () => this.download());
+    }
+
+    /** Unpack the rows when they are needed for the first time. */
+    load() {
+      this.loading ??= unpack(JSON.parse(this.element.querySelector(".data").textContent)).then((data) => this.fill(data));
+      return this.loading;
+    }
+
+    fill(data) {
+      this.data = data;
+      this.order = Array.from({ length: data.rows }, (_, row) => row);
+      this.essential = this.order.filter((row) => this.at("published", row) !== "" || this.at("verdict", row) !== "");
+      this.short = data.rows > LONG && this.essential.length > 0 && this.essential.length < data.rows;
+      this.expand.hidden = !this.short;
+      const same = this.places.filter((name) => !this.varies(name) && data.columns[name] !== "");
+      const everywhere = same.map((name) => `${name} = ${show(data.columns[name])}`);
+      this.element.querySelector(".same").textContent = same.length > 0 ? `In every row: ${everywhere.join(", ")}` : "";
+      this.element.querySelector(".yaml code").textContent = data.yaml;
+      this.element.querySelector(".yaml").hidden = data.yaml === "";
+      this.build();
+      this.element.querySelectorAll(".chart").forEach((container, index) => {
+        waiting.set(container, data.charts[index]);
+        if (drawing) observer.observe(container);
+      });
+    }
+
+    /** Headers and an empty body, in the language that is on. */
+    build() {
+      this.columns = columnsOf(this);
+      // The roles are spelled out because a narrow screen lays rows out as blocks, which hides the native ones.
+      this.body = make("tbody", { role: "rowgroup" });
+      this.heads = this.columns.map((column) => this.head(column));
+      const heading = make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...this.heads));
+      this.box.replaceChildren(make("table", { role: "table" }, heading, this.body));
+      this.update();
+      this.element.dataset.ready = "";
+    }
+
+    /** The table's CSV, as it lies in results/tables. */
+    download() {
+      const names = Object.keys(this.data.columns);
+      const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+      const line = (cells) => `${cells.map(quoted).join(",")}\n`;
+      const rows = Array.from({ length: this.data.rows }, (_, row) => line(names.map((name) => this.at(name, row))));
+      const file = new Blob([line(names), ...rows], { type: "text/csv" });
+      const link = make("a", { href: URL.createObjectURL(file), download: `${this.table}.csv` });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    }
+
+    /** Show the row that answers a claim, and mark it. */
+    find(claim) {
+      const row = this.order.findIndex((index) => this.at("claim", index).split(";").includes(claim));
+      if (row < 0) return;
+      this.marked = this.order[row];
+      if (!this.rows.includes(this.marked)) this.short = false;
+      this.update();
+      while (!this.body.querySelector(".marked") && this.body.children.length < this.rows.length) this.more();
+      this.body.querySelector(".marked")?.scrollIntoView({ block: "center" });
     }
 
     /** The columns that say where a row stands; one that is the same everywhere is said once, above the table. */
@@ -191,7 +274,7 @@
     }
 
     head(column) {
-      const button = make("button", { type: "button" }, column.label);
+      const button = make("button", { type: "button" }, say(column.label));
       const head = make("th", { scope: "col", role: "columnheader", className: column.kind }, button);
       head.dataset.label = column.label;
       button.addEventListener("click", () => {
@@ -208,7 +291,9 @@
     /** Lower-case text of every row, made when somebody searches for the first time. */
     get rowTexts() {
       const names = Object.keys(this.data.columns).filter((name) => !UNSEARCHED.has(name));
-      const text = (row) => [...names.map((name) => this.at(name, row)), this.stale(row) ? "stale" : ""].join(" ");
+      const named = (row) => labels.quantities[this.at("quantity", row)] ?? "";
+      const text = (row) =>
+        [...names.map((name) => this.at(name, row)), named(row), this.stale(row) ? "stale" : ""].join(" ");
       const texts = this.order.map((_, row) => text(row).toLowerCase());
       Object.defineProperty(this, "rowTexts", { value: texts });
       return texts;
@@ -216,12 +301,13 @@
 
     matches(row) {
       if (chosen.size > 0 && !chosen.has(this.at("verdict", row))) return false;
+      if (ofScale.value !== "" && this.at("scale", row) !== ofScale.value) return false;
       return words.every((word) => this.heading.includes(word) || this.rowTexts[row].includes(word));
     }
 
     /** Apply filter, search and order; returns the number of rows that are left. */
     update() {
-      const filtered = chosen.size > 0 || words.length > 0;
+      const filtered = filtering();
       const essential = new Set(this.essential);
       this.rows = this.order.filter((row) => (filtered ? this.matches(row) : !this.short || essential.has(row)));
       this.body.replaceChildren();
@@ -245,26 +331,41 @@
       const cells = this.columns.map(({ label, kind, cell }) => {
         const node = make("td", { role: "cell", className: kind }, ...cell(row));
         node.dataset.label = label;
+        node.dataset.says = say(label);
         return node;
       });
-      return make("tr", { role: "row", className: this.stale(row) ? "stale" : "" }, ...cells);
+      const marks = [this.stale(row) ? "stale" : "", row === this.marked ? "marked" : ""].filter(Boolean);
+      return make("tr", { role: "row", className: marks.join(" ") }, ...cells);
     }
   }
 
+  const waiting = new Map(); // charts that are not drawn yet, with their specifications
+  let drawing = false; // the chart library is a later script of the page
   const cards = Array.from(document.querySelectorAll(".card"), (element) => new Card(element));
 
   // --- filter and search over all tables ---
 
-  function updateAll() {
-    const filtered = chosen.size > 0 || words.length > 0;
+  const filtering = () => chosen.size > 0 || words.length > 0 || ofScale.value !== "";
+
+  async function updateAll() {
+    const filtered = filtering();
+    if (filtered) await Promise.all(cards.map((card) => card.load()));
     let rows = 0;
     let tables = 0;
+    document.body.toggleAttribute("data-filtered", filtered);
     for (const card of cards) {
-      const left = card.update();
-      const named = chosen.size === 0 && words.every((word) => card.heading.includes(word));
-      card.element.hidden = filtered && left === 0 && !named;
+      const left = card.data ? card.update() : 0;
+      const named = chosen.size === 0 && ofScale.value === "" && words.every((word) => card.heading.includes(word));
+      const other = ofDocument.value !== "" && card.element.dataset.document !== ofDocument.value;
+      card.element.hidden = other || (filtered && left === 0 && !named);
       rows += card.element.hidden ? 0 : left;
       tables += card.element.hidden ? 0 : 1;
+    }
+    for (const part of document.querySelectorAll(".erratum")) {
+      const said = part.textContent.toLowerCase();
+      const other = ofDocument.value !== "" && part.dataset.document !== ofDocument.value;
+      const verdict = chosen.size === 0 || part.dataset.verdicts.split(" ").some((word) => chosen.has(word));
+      part.hidden = other || !verdict || !words.every((word) => said.includes(word));
     }
     status.textContent = filtered ? `${rows} ${rows === 1 ? "row" : "rows"} in ${tables} of ${cards.length} tables` : "";
     window.dispatchEvent(new Event("resize")); // charts that were hidden have no width of their own until told
@@ -284,6 +385,8 @@
     words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     updateAll();
   }
+
+  for (const choice of [ofDocument, ofScale]) choice.addEventListener("change", updateAll);
 
   let typing;
   search.addEventListener("input", () => {
@@ -396,7 +499,6 @@
     }
   }
 
-  const waiting = new Map();
   const observer = new IntersectionObserver(
     (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => drawNow(entry.target)),
     { rootMargin: "300px" },
@@ -410,15 +512,146 @@
     draw(container, spec);
   }
 
-  updateAll();
-  // The chart library is a later script of the page: only then may a chart be drawn.
-  document.addEventListener("DOMContentLoaded", () => {
-    for (const card of cards) {
-      card.element.querySelectorAll(".chart").forEach((container, index) => {
-        waiting.set(container, card.data.charts[index]);
-        observer.observe(container);
-      });
-    }
+  window.addEventListener("beforeprint", () => {
+    for (const container of waiting.keys()) if (container.offsetParent) drawNow(container);
   });
-  window.addEventListener("beforeprint", () => waiting.forEach((_, container) => drawNow(container)));
+
+  // --- machines side by side: places that were measured in two environments or more ---
+
+  async function compareMachines() {
+    await Promise.all(cards.map((card) => card.load()));
+    const place = document.querySelector(".machines-rows");
+    const parts = cards.map(comparison).filter(Boolean);
+    const environments = new Set(cards.flatMap(({ data }) => [data.columns.environment].flat()).filter(Boolean));
+    document.querySelector(".machines-said").textContent =
+      parts.length > 0
+        ? "The same quantities from different machines, as measured; an interval that does not overlap the first one's is marked."
+        : `All rows come from ${[...environments].join(", ") || "nowhere yet"}. Measure here (make reproduce-all) and yours stand beside it.`;
+    place.replaceChildren(...parts);
+  }
+
+  function comparison(card) {
+    const found = new Map();
+    for (let row = 0; row < card.data.rows; row += 1) {
+      if (card.at("variant", row) !== "" || card.at("estimate", row) === "") continue;
+      const where = [...card.data.axes, "scale"].map((name) => [name, card.at(name, row)]).filter(([, value]) => value !== "");
+      const what = `${card.at("quantity", row)} ${card.at("statistic", row)} ${where.map(([name, value]) => `${name}=${value}`).join(", ")}`;
+      if (!found.has(what)) found.set(what, new Map());
+      if (!found.get(what).has(card.at("environment", row))) found.get(what).set(card.at("environment", row), row);
+    }
+    const pairs = [...found].filter(([, rows]) => rows.size > 1);
+    if (pairs.length === 0) return null;
+    const environments = [...new Set(pairs.flatMap(([, rows]) => [...rows.keys()]))].sort();
+    const heads = ["", ...environments].map((text) => make("th", { scope: "col" }, text));
+    const lines = pairs.map(([what, rows]) => {
+      const first = rows.get(environments.find((name) => rows.has(name)));
+      const cells = environments.map((name) => {
+        if (!rows.has(name)) return make("td", {}, absent());
+        const row = rows.get(name);
+        const [value, low, high] = ["estimate", "ci_low", "ci_high"].map((column) => card.at(column, row));
+        const node = make("td", {}, show(value), low === "" ? "" : small(`[${show(low)}, ${show(high)}]`));
+        const apart = number(low) > number(card.at("ci_high", first)) || number(high) < number(card.at("ci_low", first));
+        if (apart) node.append(make("span", { className: "stale-mark" }, "differs"));
+        return node;
+      });
+      return make("tr", {}, make("th", { scope: "row" }, what), ...cells);
+    });
+    const heading = make("h3", {}, make("a", { href: `#/${card.table}` }, card.title.textContent));
+    const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines));
+    return make("section", {}, heading, make("div", { className: "sheet", tabIndex: 0 }, table));
+  }
+
+  // --- views: what stands behind # in the address ---
+
+  const sections = new Set(Array.from(document.querySelectorAll(".view"), (element) => element.id));
+  const go = document.getElementById("page-go");
+  const [before, after] = [document.querySelector(".before"), document.querySelector(".after")];
+
+  async function route() {
+    if (location.hash === "#page-main") return; // the link that skips to the content
+    // The slash keeps the browser from scrolling to an element of that name before its view is on.
+    const [name, claim] = decodeURIComponent(location.hash.replace(/^#\/?/, "")).split("/", 2);
+    const index = cards.findIndex((card) => card.table === name);
+    const view = index >= 0 ? "table" : sections.has(name) ? name : "page-overview";
+    document.body.dataset.view = view;
+    cards.forEach((card, other) => card.element.classList.toggle("current", other === index));
+    for (const link of document.querySelectorAll("nav a")) link.ariaCurrent = link.hash === `#/${view}` ? "page" : null;
+    go.value = index >= 0 ? name : "";
+    window.scrollTo(0, 0);
+    if (view === "page-machines") await compareMachines();
+    if (index < 0) return;
+    const card = cards[index];
+    for (const [link, other, arrow] of [[before, cards[index - 1], "← "], [after, cards[index + 1], " →"]]) {
+      link.hidden = !other;
+      if (!other) continue;
+      link.href = `#/${other.table}`;
+      const title = other.title.textContent;
+      link.textContent = arrow === "← " ? arrow + title : title + arrow;
+    }
+    await card.load();
+    card.title.focus({ preventScroll: true });
+    if (claim) card.find(claim);
+    window.dispatchEvent(new Event("resize"));
+  }
+
+  window.addEventListener("hashchange", route);
+  go.addEventListener("change", () => (location.hash = `/${go.value || "page-overview"}`));
+
+  // --- the switch of languages is remembered where the browser lets a page remember ---
+
+  const memory = {
+    get: () => {
+      try {
+        return localStorage.getItem("attnrepro-language");
+      } catch {
+        return null;
+      }
+    },
+    set: (value) => {
+      try {
+        localStorage.setItem("attnrepro-language", value);
+      } catch {
+        // a page from disk may be denied it: the switch then lasts until the page is closed
+      }
+    },
+  };
+
+  function speak(language) {
+    chinese = language === "zh";
+    translate();
+    for (const card of cards) if (card.data) card.build();
+    if (document.body.dataset.view === "table") route();
+  }
+
+  document.getElementById("page-language").addEventListener("click", () => {
+    memory.set(chinese ? "en" : "zh");
+    speak(chinese ? "en" : "zh");
+  });
+
+  // --- a page that is served follows its results; one from disk asks for nothing ---
+
+  async function follow() {
+    const line = document.querySelector(".live");
+    let stamp;
+    for (;;) {
+      try {
+        const now = await (await fetch("status.json", { cache: "no-store" })).json();
+        if (stamp !== undefined && now.stamp !== stamp) return location.reload();
+        stamp = now.stamp;
+        line.textContent = now.text;
+      } catch {
+        line.textContent = "The server does not answer; the page shows what it had.";
+      }
+      line.hidden = line.textContent === "";
+      await new Promise((resolve) => setTimeout(resolve, 2000));
+    }
+  }
+
+  if (memory.get() === "zh") speak("zh");
+  document.addEventListener("DOMContentLoaded", () => {
+    drawing = true;
+    for (const container of waiting.keys()) observer.observe(container);
+    route();
+    if (location.protocol.startsWith("http")) follow();
+  });
 })();
