@@ -45,7 +45,7 @@ VERDICTS = {
     "TREND_FAILS": ("disagrees", "The interval of the paired difference lies on the other side of zero."),
     "INCONCLUSIVE": ("open", "The measurement cannot decide."),
     "NOT_RUN": ("none", "Not measured; the note has the reason."),
-    "NOT_JUDGED": ("none", "Shown for information, such as milliseconds of one machine."),
+    "NOT_JUDGED": ("none", "Shown for information: milliseconds of one machine, or no reference was found."),
     "WITHIN_NOISE": ("agrees", "The printed number is a plausible draw, given its sample size and rounding."),
     "TREND_HOLDS": ("agrees", "The interval of the paired difference lies on the claimed side of zero."),
     "CONFIRMED": ("agrees", "A checked reference agrees."),

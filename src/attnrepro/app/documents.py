@@ -30,7 +30,13 @@ KINDS = (
     (
         "Statements in words that did not hold",
         "An order or a trend came out the other way round, with an interval that excludes none.",
-        (Verdict.TREND_FAILS, Verdict.CONTRADICTED),
+        (Verdict.TREND_FAILS,),
+    ),
+    (
+        "Contradicted by a checked reference",
+        "Not a measurement: authors, venues, dates and results of the literature, and statements that a cited work"
+        " refutes.",
+        (Verdict.CONTRADICTED,),
     ),
 )
 
