@@ -8,6 +8,7 @@ JOBS   ?=
 ARGS   ?=
 TORCH  ?=
 CLAIM  ?=
+PORT   ?= 8000
 # An id is no program: what make why is given is neither expanded by make nor read by the shell.
 unexport CLAIM
 # The Python of the GPU machine, for wheels of compiled packages.
@@ -66,8 +67,13 @@ smoke: setup ## every table once through at the smallest size, leaves nothing be
 tables: setup ## results/tables, REPORT.md, README block and dashboard from recorded rows (3 s)
 	@$(PY) scripts/tables.py
 
-dashboard: tables ## results/dashboard.html, and where it lies (3 s)
+ifdef SERVE
+dashboard: setup ## results/dashboard.html (3 s); SERVE=1 serves it while a sweep runs (PORT=8000)
+	@$(PY) scripts/dashboard.py --port $(PORT) --scale $(SCALE)
+else
+dashboard: tables
 	@echo "open file://$${ATTNREPRO_RESULTS:-$(CURDIR)/results}/dashboard.html"
+endif
 
 figures: setup ## results/figures: charts as SVG and PDF, printed values as LaTeX and Markdown, all or TABLE (1 min)
 	@$(PY) scripts/figures.py $(TABLE)

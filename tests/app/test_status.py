@@ -18,10 +18,10 @@ CELLS = 6  # of toy at scale cpu
 
 
 def of(checkout: Inside, table: str = "toy", scale: str = "cpu"):  # type: ignore[no-untyped-def]
-    from attnrepro.app.status import status
+    from attnrepro.app.status import plans, status
 
     checkout.refresh()
-    (found,) = status([table], scale, checkout.results)
+    (found,) = status(plans([table], scale, checkout.results), checkout.results)
     return found
 
 
@@ -73,6 +73,19 @@ def test_a_derived_table_without_its_rows_is_open(checkout: Inside) -> None:
         path.unlink()
     found = of(checkout, "toy_derived")
     assert (found.done, found.open, found.problem) == (0, found.cells, "")
+
+
+def test_a_plan_made_before_a_cell_was_finished_sees_it(checkout: Inside) -> None:
+    from attnrepro.app.status import plans, status
+
+    checkout.refresh()
+    one = cell_folders(checkout)[0]
+    done = (one / "done.json").read_text()
+    (one / "done.json").unlink()
+    old = plans(["toy"], "cpu", checkout.results)
+    assert status(old, checkout.results)[0].done == CELLS - 1
+    (one / "done.json").write_text(done)
+    assert status(old, checkout.results)[0].done == CELLS
 
 
 def test_ages() -> None:

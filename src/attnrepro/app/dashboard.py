@@ -309,7 +309,8 @@ def _errata(errata: Sequence[Erratum]) -> str:
             for verdict, words, table in one.lines
         )
         out.append(
-            f'<div class="erratum" data-document="{_text(one.document)}" data-verdicts="{verdicts}"><h4><a href="{row}">'
+            f'<div class="erratum" data-document="{_text(one.document)}" data-verdicts="{verdicts}">'
+            f'<h4><a href="{row}">'
             f"<code>{_text(one.claim)}</code></a> <small>{_text(one.section)}</small></h4><ul>{lines}</ul>"
             + "".join(f"<p>{_text(reason)}</p>" for reason in one.reasons)
             + "</div>"

@@ -6,8 +6,8 @@ import csv
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attnrepro import paths
@@ -43,41 +43,50 @@ class TableStatus:
         return self.done + self.running + self.failed + self.not_run + self.open
 
 
-def status(tables: Sequence[str], scale: str, root: Path) -> list[TableStatus]:
-    """What is known of each table; nothing is run and nothing written.
+def plans(tables: Sequence[str], scale: str, root: Path) -> dict[str, Plan | str]:
+    """What there is to do for each table, or why that cannot be said; composing it takes most of the time."""
+    found: dict[str, Plan | str] = {}
+    for table in tables:
+        words = [f"experiment={table}", f"scale={scale}", f"results={root}"]
+        try:
+            found[table] = plan = make_plan(words, check_inputs=False)
+            if plan.config.needs:
+                with contextlib.suppress(BadInput):  # what it reads is not there yet
+                    found[table] = make_plan(words)
+        except BadInput as error:
+            found[table] = str(error)
+    return found
 
-    Raises:
-        BadInput: a scale that does not exist.
-    """
-    return [_table(table, scale, root) for table in tables]
+
+def status(planned: Mapping[str, Plan | str], root: Path) -> list[TableStatus]:
+    """What the disk says of each table now; nothing is run and nothing written."""
+    return [_table(table, plan, root) for table, plan in planned.items()]
 
 
-def _table(table: str, scale: str, root: Path) -> TableStatus:
-    found = TableStatus(table, str(about(table)["title"]))
-    found.verdicts = _verdicts(root, table)
-    try:
-        plan = make_plan([f"experiment={table}", f"scale={scale}", f"results={root}"], check_inputs=False)
-        if plan.config.needs:
-            with contextlib.suppress(BadInput):  # what it reads is not there yet
-                plan = make_plan([f"experiment={table}", f"scale={scale}", f"results={root}"])
-    except BadInput as error:
-        found.problem = str(error)
+def _table(table: str, plan: Plan | str, root: Path) -> TableStatus:
+    found = TableStatus(table, str(about(table)["title"]), verdicts=_verdicts(root, table))
+    if isinstance(plan, str):
+        found.problem = plan
         return found
     found.scale = plan.config.scale
     for planned in plan.cells:
-        _count(found, plan, planned.cell.key)
-        found.stale += planned.stale
-        if planned.record is None:
-            found.seconds_left += predict(planned) or 0.0
+        # The plan may be older than the cell.
+        record = plan.store.find(table, planned.cell.key)
+        now = replace(planned, record=record)
+        found.stale += now.stale
+        if record:
+            found.done += 1
+            found.newest = max(found.newest, (record.folder / DONE).stat().st_mtime)
+        else:
+            _count(found, plan, planned.cell.key)
+            found.seconds_left += predict(now) or 0.0
     return found
 
 
 def _count(found: TableStatus, plan: Plan, key: str) -> None:
+    """What became of a cell that has no result."""
     store, table = plan.store, plan.table
-    if record := store.find(table, key):
-        found.done += 1
-        found.newest = max(found.newest, (record.folder / DONE).stat().st_mtime)
-    elif store.is_locked(table, key):
+    if store.is_locked(table, key):
         found.running += 1
     elif failure := store.failure(table, key):
         found.newest = max(found.newest, (store.folder(table, key) / FAILED).stat().st_mtime)
@@ -176,5 +185,6 @@ def main(argv: Sequence[str]) -> int:
     if options.scale not in (scales := ("auto", "smoke", "cpu", "full")):
         print(f"status: SCALE={options.scale} must be one of {', '.join(scales)}", file=sys.stderr)
         return 2
-    print(render(status(options.tables or known, options.scale, paths.results_dir()), time.time()), end="")
+    root = paths.results_dir()
+    print(render(status(plans(options.tables or known, options.scale, root), root), time.time()), end="")
     return 0

@@ -1,0 +1,129 @@
+"""`make dashboard SERVE=1`: page and progress of a sweep, to this machine alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnrepro.app import serve
+from attnrepro.app.status import TableStatus
+
+from .test_dashboard import browser
+from .toy import Inside
+
+__all__ = ["browser"]  # a fixture
+
+
+@pytest.fixture
+def board(checkout: Inside) -> serve.Board:
+    checkout.refresh()
+    board = serve.Board(checkout.results, "cpu")
+    board.plans = {table: plan for table, plan in board.plans.items() if table == "toy"}
+    return board
+
+
+@pytest.fixture
+def port(board: serve.Board) -> Iterator[int]:
+    board.look()
+    serving = serve.server(board, 0)
+    thread = threading.Thread(target=serving.serve_forever, daemon=True)
+    thread.start()
+    yield serving.server_address[1]
+    serving.shutdown()
+    serving.server_close()
+    thread.join()
+
+
+def ask(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str, str]:
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    link.request("GET", path, headers={"Host": f"{host}:{port}"})
+    answer = link.getresponse()
+    found = answer.status, answer.headers["Content-Type"], answer.read().decode()
+    link.close()
+    return found
+
+
+@pytest.mark.slow
+def test_page_progress_and_nothing_else(board: serve.Board, port: int) -> None:
+    code, kind, page = ask(port, "/")
+    assert (code, kind) == (200, "text/html; charset=utf-8")
+    assert page == serve.opened(board.page.read_text(encoding="utf-8"))
+    assert "connect-src 'self'" in page
+    assert "connect-src" not in board.page.read_text(encoding="utf-8"), "a page from disk asks for nothing"
+    code, kind, state = ask(port, "/status.json?x=1")
+    assert (code, kind) == (200, "application/json")
+    assert json.loads(state) == {"stamp": str(board.page.stat().st_mtime_ns), "text": ""}
+    for path in ("/README.md", "/../README.md", "/runs", "/%2e%2e/README.md"):
+        assert ask(port, path)[0] == 404
+    assert ask(port, "/", host="evil.example")[0] == 404, "another name for this machine"
+    assert ask(port, "/status.json", host="localhost")[0] == 200
+
+
+@pytest.mark.slow
+def test_a_finished_cell_is_on_the_page_soon(
+    board: serve.Board, port: int, browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from playwright.sync_api import expect
+
+    monkeypatch.setattr(serve, "REST", 0.0)
+    done = sorted(board.root.glob("runs/toy/*/done.json"))
+    words = [path.read_text() for path in done]
+    for path in done[:2]:
+        path.unlink()
+    os.utime(done[-1])
+    board.look()
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(f"http://127.0.0.1:{port}/#/toy")
+    expect(page.locator(".live")).to_contain_text("4 of 6 cells", timeout=20_000)
+    before = json.loads(ask(port, "/status.json")[2])
+    for path, text in zip(done, words, strict=True):
+        path.write_text(text)
+    board.page.write_text(board.page.read_text(encoding="utf-8").replace("</h1>", " again</h1>", 1), encoding="utf-8")
+    board.look()
+    assert json.loads(ask(port, "/status.json")[2])["stamp"] != before["stamp"]
+    expect(page.locator(".live")).to_be_hidden(timeout=20_000)
+    assert page.url.endswith("#/toy"), "the view stays"
+    page.close()
+
+
+@pytest.mark.slow
+def test_a_build_that_fails_leaves_the_old_page(
+    board: serve.Board, port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(root: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = ask(port, "/")
+    monkeypatch.setattr(serve, "build_at", full)
+    monkeypatch.setattr(serve, "REST", 0.0)
+    os.utime(next(board.root.glob("runs/toy/*/done.json")))
+    board.look()
+    assert "No space left on device" in capfd.readouterr().err
+    assert ask(port, "/") == before
+
+
+def test_words_of_progress() -> None:
+    finished = TableStatus("a", "A", done=3)
+    untouched = TableStatus("b", "B", open=5)
+    begun = TableStatus("c", "C", done=1, running=2, failed=1, open=4, not_run=1, seconds_left=600)
+    assert serve.progress([finished, untouched]) == ""
+    assert serve.progress([finished, untouched, begun]) == (
+        "1 of 9 cells, 2 running (c), 1 failed, 1 not run, about 10 min of one core left"
+    )
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_one_sentence(port: int, checkout: Inside, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    assert serve.main(["--port", str(port)]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith(f"dashboard: PORT={port}: ")
+    assert err.count("\n") == 1
