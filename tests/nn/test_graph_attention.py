@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnrepro.nn import masks
 from attnrepro.nn.graph_attention import edges_of, graph_attention
@@ -60,6 +61,51 @@ def test_on_a_graph_it_is_the_masked_layer_in_value_and_gradient() -> None:
         for one, other in zip(slopes, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
     assert (found[3] == 0).all()
+
+
+def test_nodes_have_no_order_of_their_own() -> None:
+    """Relabelling nodes together with the graph relabels the outputs; without the graph it does not."""
+    layer, x, graph = layer_of(6, 2), tokens(9, 6), some_graph(9)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
+    out = graph_attention(layer, x, edges_of(graph)).detach()
+    moved = graph_attention(layer, x[order], edges_of(graph[order][:, order])).detach()
+    torch.testing.assert_close(moved, out[order], rtol=1e-12, atol=1e-14)
+    kept = graph_attention(layer, x[order], edges_of(graph)).detach()
+    assert float((kept - out[order]).abs().max()) > 1e-3
+    listed_backwards = graph_attention(layer, x, edges_of(graph).flip(1)).detach()
+    torch.testing.assert_close(listed_backwards, out, rtol=1e-12, atol=1e-14)
+
+
+def test_reach_after_so_many_rounds_is_that_of_walks() -> None:
+    layer, x, graph = layer_of(4, 2), tokens(8, 4).requires_grad_(), some_graph(8)
+    graph &= torch.rand(8, 8, generator=torch.Generator().manual_seed(4)) < 0.6
+    graph.fill_diagonal_(True)  # a node's query is its own: with a loop, it reaches itself in any case
+    walks, node = torch.eye(8, dtype=torch.bool), x
+    for _ in range(2):
+        node = graph_attention(layer, node, edges_of(graph))
+        walks = (graph.long() @ walks.long()) > 0
+        for receiver in range(8):
+            (slope,) = torch.autograd.grad(node[receiver].sum(), x, retain_graph=True)
+            assert torch.equal(slope.abs().amax(1) > 0, walks[receiver])
+
+
+@pytest.mark.parametrize(("length", "embed_dim", "num_heads"), [(5, 4, 1), (9, 8, 4)])
+def test_cost_is_that_of_nodes_and_edges(length: int, embed_dim: int, num_heads: int) -> None:
+    """Products are of nodes with weights only: an edge costs sums, 2 head_dim for its score and 2 for its value."""
+    layer, x = layer_of(embed_dim, num_heads), tokens(length, embed_dim)
+    assert sum(p.numel() for p in layer.parameters()) == 4 * embed_dim**2
+    for graph in (some_graph(length), torch.ones(length, length, dtype=torch.bool)):
+        with FlopCounterMode(display=False) as counter:
+            graph_attention(layer, x, edges_of(graph))
+        assert counter.get_total_flops() == 8 * length * embed_dim**2
+
+
+def test_bfloat16_stays_finite() -> None:
+    layer, x = layer_of(8, 2).bfloat16(), tokens(6, 8).bfloat16().requires_grad_()
+    out = graph_attention(layer, x, edges_of(some_graph(6)))
+    out.float().square().sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert torch.isfinite(out).all() and x.grad is not None and torch.isfinite(x.grad).all()
 
 
 def test_large_scores_stay_finite() -> None:

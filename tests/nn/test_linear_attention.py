@@ -82,3 +82,23 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         linear_attention(drawn(3, 2), drawn(3, 3), drawn(3, 2))
     with pytest.raises(ValueError, match="key=3 and value=4 must be the same number"):
         linear_attention(drawn(3, 2), drawn(3, 2), drawn(4, 2))
+
+
+def test_keys_have_no_order_and_every_key_is_reached() -> None:
+    query, key, value = drawn(2, 5, 4), drawn(2, 7, 4, seed=1), drawn(2, 7, 3, seed=2)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(3))
+    out = linear_attention(query, key, value)
+    torch.testing.assert_close(linear_attention(query, key[:, order], value[:, order]), out, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(linear_attention(query.flip(1), key, value), out.flip(1), rtol=1e-12, atol=1e-14)
+    assert float((linear_attention(query, key[:, order], value) - out).detach().abs().max()) > 1e-3
+    read = value.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(linear_attention(query, key, read)[:, 0].sum(), read)
+    assert (slope.abs() > 0).all()
+
+
+def test_bfloat16_stays_finite() -> None:
+    x = [drawn(2, 6, 4, seed=seed).bfloat16().detach().requires_grad_() for seed in range(3)]
+    out = linear_attention(*x)
+    out.float().square().sum().backward()
+    assert out.dtype == torch.bfloat16 and torch.isfinite(out).all()
+    assert all(part.grad is not None and torch.isfinite(part.grad).all() for part in x)

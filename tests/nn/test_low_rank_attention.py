@@ -73,3 +73,25 @@ def test_mixtures_that_do_not_fit_are_refused() -> None:
         low_rank_attention(x, x, x, drawn(2, 4), drawn(2, 4))
     with pytest.raises(ValueError, match="key=3 and value=4 positions must be the 3"):
         low_rank_attention(x, x, drawn(4, 2), drawn(2, 3), drawn(2, 3))
+
+
+def test_tokens_have_an_order_unless_the_mixtures_move_with_them() -> None:
+    query, key, value = drawn(2, 5, 4), drawn(2, 7, 4, seed=1), drawn(2, 7, 3, seed=2)
+    mixes = drawn(3, 7, seed=3), drawn(3, 7, seed=4)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(5))
+    out = low_rank_attention(query, key, value, *mixes)
+    both = low_rank_attention(query, key[:, order], value[:, order], *(mix[:, order] for mix in mixes))
+    torch.testing.assert_close(both, out, rtol=1e-12, atol=1e-14)
+    assert float((low_rank_attention(query, key[:, order], value[:, order], *mixes) - out).abs().max()) > 1e-3
+    read = value.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(low_rank_attention(query, key, read, *mixes)[:, 0].sum(), read)
+    assert (slope.abs() > 0).all(), "every token is reached"
+
+
+def test_bfloat16_stays_finite() -> None:
+    shapes = [(2, 5, 4), (2, 7, 4), (2, 7, 3), (3, 7), (3, 7)]
+    x = [drawn(*shape, seed=seed).bfloat16().detach().requires_grad_() for seed, shape in enumerate(shapes)]
+    out = low_rank_attention(*x)
+    out.float().square().sum().backward()
+    assert out.dtype == torch.bfloat16 and torch.isfinite(out).all()
+    assert all(part.grad is not None and torch.isfinite(part.grad).all() for part in x)

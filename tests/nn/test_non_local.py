@@ -120,12 +120,16 @@ def test_costs_in_closed_form(channels: int, inner: int) -> None:
     for height, width in ((4, 6), (16, 16)):
         n = height * width
         for pool in (1, 2):
-            block = NonLocal(channels, inner=inner, pool=pool)
             keys = n // pool**2
-            wanted = 8 * n * channels * inner + 4 * n * keys * inner
-            assert flops_of(block, 1, channels, height, width) == wanted
-            x = torch.zeros(1, channels, height, width)
-            assert block.attention(x).shape == (1, n, keys)
+            # phi and g see the whole map before its maxima are taken.
+            projections = {"gaussian": 4 * n * channels * inner}
+            pairs = {"gaussian": 2 * n * keys * (channels + inner), "concatenation": 2 * n * keys * inner}
+            for kind in KINDS:
+                block = NonLocal(channels, kind=kind, inner=inner, pool=pool)
+                wanted = projections.get(kind, 8 * n * channels * inner) + pairs.get(kind, 4 * n * keys * inner)
+                assert flops_of(block, 1, channels, height, width) == wanted, kind
+                x = torch.zeros(1, channels, height, width)
+                assert block.attention(x).shape == (1, n, keys)
 
 
 def test_printed_subsampling_has_the_printed_cost_and_another_output() -> None:

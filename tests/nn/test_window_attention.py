@@ -75,3 +75,28 @@ def test_other_lengths_are_refused() -> None:
         window_attention(drawn(3, 2), drawn(4, 2), drawn(3, 2), 3)
     with pytest.raises(ValueError, match="key=3 and value=2 positions"):
         window_attention(drawn(3, 2), drawn(3, 2), drawn(2, 2), 3)
+
+
+def test_shifts_inside_and_reach() -> None:
+    """Away from the ends a shift of the tokens shifts the outputs; an output reads its window and nothing else."""
+    query, key, value = (drawn(1, 12, 4, seed=seed) for seed in range(3))
+    out = window_attention(query, key, value, 5)
+    moved = window_attention(query.roll(1, 1), key.roll(1, 1), value.roll(1, 1), 5)
+    torch.testing.assert_close(moved[:, 3:-2], out[:, 2:-3], rtol=1e-12, atol=1e-14)
+    assert float((moved[:, :2] - out.roll(1, 1)[:, :2]).abs().max()) > 1e-3
+    order = torch.tensor([1, 0, *range(2, 12)])
+    permuted = window_attention(query[:, order], key[:, order], value[:, order], 5)
+    assert float((permuted - out[:, order]).abs().max()) > 1e-3
+    read = value.clone().requires_grad_()
+    for place in (0, 1, 6, 11):
+        (slope,) = torch.autograd.grad(window_attention(query, key, read, 5)[:, place].sum(), read)
+        near = (torch.arange(12) - place).abs() <= 2
+        assert torch.equal(slope[0].abs().amax(1) > 0, near)
+
+
+def test_bfloat16_stays_finite() -> None:
+    x = [drawn(2, 6, 4, seed=seed).bfloat16().detach().requires_grad_() for seed in range(3)]
+    out = window_attention(*x, 3)
+    out.float().square().sum().backward()
+    assert out.dtype == torch.bfloat16 and torch.isfinite(out).all()
+    assert all(part.grad is not None and torch.isfinite(part.grad).all() for part in x)

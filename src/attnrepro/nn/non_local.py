@@ -26,7 +26,8 @@ class NonLocal(nn.Module):
     borders): the queries and the map keep their resolution. No dot product is divided by sqrt(inner).
 
     Parameters: 4 C inner + 3 inner + C (C channels; gaussian has g and W_z only, concatenation 2 inner more).
-    FLOPs of a map: 8 N C inner + 4 N M inner with M = N / pool^2 keys (two for each multiply-add); N M weights.
+    FLOPs of a map with M = N / pool^2 keys, two a multiply-add: 8 N C inner + 4 N M inner (gaussian: 4 N C inner +
+    2 N M (C + inner); concatenation: 8 N C inner + 2 N M inner, w_f and the sums of pairs not counted). N M weights.
 
     Raises:
         ValueError: an unknown kind, or a size below 1.
