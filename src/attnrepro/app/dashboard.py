@@ -7,7 +7,7 @@ slipped through could neither run nor call anywhere. The rows of a table are com
 unpacked when somebody opens the table or searches: the page stays small and opens at once.
 
 One file has several views, chosen by the part of the address behind ``#``: the overview, a table by its name, a row of
-it by ``<table>/<claim>``, ``page-errata`` and ``page-machines``.
+it by ``<table>/<claim>``, ``page-errata``, ``page-machines`` and ``page-playground`` (`attnrepro.app.playground`).
 
 Charts are Vega-Lite specifications. The page gives them width, fonts, colours for light and dark, and four
 mark styles to be used instead of literal colours: ``measured``, ``interval``, ``theory`` and ``published``
@@ -33,6 +33,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnrepro.app import playground
 from attnrepro.results.rows import TABLE_COLUMNS
 from attnrepro.results.store import write_text
 
@@ -107,7 +108,7 @@ def render(pages: Sequence[TablePage], heading: str, subtitle: str, errata: Sequ
     ``ValueError`` if a frame lacks a column or two pages have the same table name.
     """
     _check(pages)
-    script = _asset("page.js")
+    script = _asset("page.js") + _asset("playground.js")
     library = _chart_library() if any(page.charts for page in pages) else ""
     counts = Counter(str(word) for page in pages for word in page.frame["verdict"] if _cell(word))
     rows = sum(len(page.frame) for page in pages)
@@ -128,11 +129,12 @@ def render(pages: Sequence[TablePage], heading: str, subtitle: str, errata: Sequ
             f'<option value="{_text(p.table)}"{_chinese(p.table)}>{_text(p.title)}</option>' for p in pages
         ),
         errata=_errata(errata),
+        playground=playground.section(),
         cards="".join(_card(page) for page in pages),
         verdicts=_json(verdicts),
         labels=_json({"quantities": labels()["quantities"], "words": labels()["words"]}),
         chart_config=_json(chart_config()),
-        style=_asset("page.css"),
+        style=_asset("page.css") + _asset("playground.css"),
         script=script,
         library=library,
     )
