@@ -1,0 +1,269 @@
+"""efficient_attention, read: ratios to chance, differences by seed, controls, answer and charts. Makes no row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnrepro.results.derived import over_seeds
+from attnrepro.tables.efficient_attention.table import AXES, PARTS
+from attnrepro.theory.efficient_attention import KINDS
+
+if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
+    import pandas as pd
+
+    from attnrepro.results.published import PublishedLine
+
+__all__ = ["AXES", "answer", "charts", "controls", "derive", "monte_carlo"]
+
+BASE = "full"
+CHEAPER = tuple(kind for kind in KINDS if kind != BASE)
+WORDS = {
+    "full": "full attention",
+    "linear": "linear",
+    "low_rank": "low rank",
+    "window": "window",
+    "strided": "strided",
+    "patches": "patches",
+}
+# An equality holds to so many eps; what breaks it does so by this share of the largest output.
+HOLDS_EPS = 32.0
+BROKEN = 1e-2
+# Share of parameters by which encoders may differ: a width is a multiple of the heads, and the next one is further off.
+EQUAL = 0.1
+# Mean accuracy that full attention has to reach on both parts, and a window on what is near.
+ENOUGH = 0.9
+# Standard errors by which a window may lie off chance on what it does not reach.
+CHANCE_SE = 5.0
+# A rate that is used may be so far below the best one on validation data.
+AS_GOOD = 0.03
+
+
+def monte_carlo(frame: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+    """Random weights against chance; kinds have draws of their own."""
+    chosen = frame[(frame.quantity == "random_locality") & (frame.n > 0)]
+    return chosen, float(len(chosen))
+
+
+# --- what follows from the rows ---
+
+
+def derive(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict[str, object]]:
+    """Ratios to chance, leads of full attention, gains of locality, preferences for what is near, shares of seeds."""
+    return [*_ratios(frame), *_costs(frame), *_differences(frame), *_reached(frame)]
+
+
+def _line(quantity: str, statistic: str, axes: Mapping[str, Any], **more: object) -> dict[str, object]:
+    line: dict[str, object] = dict.fromkeys(AXES, "") | {"quantity": quantity, "statistic": statistic}
+    return line | {"theory": math.nan, "sd": math.nan, "n_failed": 0, "estimate": math.nan, "n": 0} | {**axes, **more}
+
+
+def _measured(frame: pd.DataFrame, quantity: str, *axes: str, statistic: str) -> dict[Any, Mapping[str, Any]]:
+    rows = frame[(frame.quantity == quantity) & (frame.statistic == statistic)].to_dict("records")
+    return {tuple(r[axis] for axis in axes): r for r in rows if r["n"] or r["n_failed"]}
+
+
+def _ratios(frame: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Locality of weights that know nothing, over that of full attention, whose equal weights are chance."""
+    equal = _measured(frame, "uniform_locality", "network", statistic="exact")
+    drawn = _measured(frame, "random_locality", "network", statistic="mean")
+    if (BASE,) not in equal:
+        return
+    chance = equal[BASE,]["estimate"]
+    for (network,), r in equal.items():
+        if network != BASE:
+            theory = r["theory"] / equal[BASE,]["theory"]
+            yield _line(
+                "chance_ratio", "exact", {"network": network}, estimate=r["estimate"] / chance, n=1, theory=theory
+            )
+    for (network,), r in drawn.items():
+        if network not in {name for (name,) in equal}:
+            scaled = {name: r[name] / chance for name in ("estimate", "ci_low", "ci_high", "sd")}
+            yield _line("chance_ratio", "mean", {"network": network}, **scaled, n=r["n"], theory=r["theory"] / chance)
+
+
+def _costs(frame: pd.DataFrame) -> Iterator[dict[str, object]]:
+    rows = _measured(frame, "flops", "network", "length", statistic="exact")
+    for (network, length), r in rows.items():
+        if network != BASE and (BASE, length) in rows:
+            base = rows[BASE, length]
+            axes = {"network": network, "length": length}
+            theory = r["theory"] / base["theory"]
+            yield _line("attention_share", "exact", axes, estimate=r["estimate"] / base["estimate"], n=1, theory=theory)
+
+
+def _by_seed(rows: Mapping[Any, Mapping[str, Any]], *at: str) -> Mapping[str, float]:
+    found: Mapping[str, float] = rows[at]["by_seed"] if at in rows else {}
+    return found
+
+
+def _differences(frame: pd.DataFrame) -> Iterator[dict[str, object]]:
+    right = _measured(frame, "accuracy", "network", "part", statistic="mean")
+    near = _measured(frame, "locality", "network", "part", "phase", statistic="mean")
+
+    def paired(quantity: str, axes: Mapping[str, Any], values: Mapping[str, Mapping[str, float]], of: Any) -> Any:
+        seeds = [seed for seed in next(iter(values.values())) if all(seed in each for each in values.values())]
+        total = max((len(each) for each in values.values()), default=0)
+        line = _line(quantity, "paired_difference", axes, n_failed=total - len(seeds))
+        return line | over_seeds([of({name: each[seed] for name, each in values.items()}) for seed in seeds])
+
+    for network in CHEAPER:
+        for part in PARTS:
+            values = {"base": _by_seed(right, BASE, part), "own": _by_seed(right, network, part)}
+            if all(values.values()):
+                axes = {"network": network, "part": part}
+                yield paired("accuracy_lost", axes, values, lambda v: v["base"] - v["own"])
+        values = {f"{k} {part}": _by_seed(right, k, part) for k in (BASE, network) for part in PARTS}
+        if all(values.values()):
+
+            def preference(v: Mapping[str, float], own: str = network) -> float:
+                return (v[f"{own} near"] - v[f"{own} far"]) - (v[f"{BASE} near"] - v[f"{BASE} far"])
+
+            yield paired("near_preference", {"network": network}, values, preference)
+        values = {f"{k} {part}": _by_seed(near, k, part, "end") for k in (BASE, network) for part in PARTS}
+        if all(values.values()):
+
+            def gain(v: Mapping[str, float], own: str = network) -> float:
+                return sum(v[f"{own} {part}"] - v[f"{BASE} {part}"] for part in PARTS) / len(PARTS)
+
+            yield paired("locality_gain", {"network": network}, values, gain)
+
+
+def _reached(frame: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Share of seeds that learned a part; one that diverged did not."""
+    from attnrepro.stats import share_interval
+
+    for (network, part), r in _measured(frame, "accuracy", "network", "part", statistic="mean").items():
+        total = r["n"] + r["n_failed"]
+        share = share_interval(sum(value >= ENOUGH for value in r["by_seed"].values()), total)
+        axes = {"network": network, "part": part}
+        ends = {"ci_low": share.low, "ci_high": share.high}
+        yield _line("share_reached", "share", axes, estimate=share.value, n=total, **ends)
+
+
+# --- what must hold ---
+
+
+def controls(frame: pd.DataFrame) -> list[str]:
+    """What must hold for the table to be believed, each breach a sentence."""
+    return [*_structure_controls(frame), *_training_controls(frame), *_rate_controls(frame)]
+
+
+def _structure_controls(frame: pd.DataFrame) -> Iterator[str]:
+    for r in frame.itertuples():
+        if r.quantity == "permutation_error_eps" and not r.estimate <= HOLDS_EPS:
+            yield f"{r.network} changes by {r.estimate:.3g} eps when its tokens are permuted: at most {HOLDS_EPS:g}"
+        if r.quantity == "order_broken" and not r.estimate >= BROKEN:
+            yield f"{r.network} changes by {r.estimate:.3g} only when its tokens are permuted: it knows their order"
+        counted = r.quantity in ("uniform_locality", "parameters", "flops") and r.n and r.statistic == "exact"
+        if counted and not abs(r.estimate - r.theory) <= 1e-12 * abs(r.theory):
+            yield f"{r.quantity} of {r.network} is {r.estimate:g}, not {r.theory:g}"
+    counts = _measured(frame, "parameters", "network", statistic="exact")
+    base = counts[BASE,]["estimate"] if (BASE,) in counts else math.nan
+    for (network,), r in counts.items():
+        if abs(r["estimate"] / base - 1) > EQUAL:
+            yield f"{network} has {r['estimate']:g} parameters and full attention {base:g}: more than {EQUAL:.0%} apart"
+
+
+def _training_controls(frame: pd.DataFrame) -> Iterator[str]:
+    right = _measured(frame, "accuracy", "network", "part", statistic="mean")
+    for network, part in ((BASE, "near"), (BASE, "far"), ("window", "near")):
+        r = right.get((network, part))
+        if r is not None and not r["estimate"] >= ENOUGH:
+            yield f"{network} answers {r['estimate']:.3f} of the {part} questions: below {ENOUGH}, too little training"
+    r = right.get(("window", "far"))
+    if r is not None and r["n"] > 1 and r["sd"] > 0:
+        off = abs(r["estimate"] - r["theory"]) * math.sqrt(r["n"]) / r["sd"]
+        if not off <= CHANCE_SE:
+            yield f"a window answers {r['estimate']:.3f} of the far questions, which it cannot see: {r['theory']:.3f}"
+    near = _measured(frame, "locality", "network", "part", "phase", statistic="mean")
+    for (network, part, phase), r in near.items():
+        if network == "window" and r["n"] and not abs(r["estimate"] - 1) <= 1e-6:
+            yield f"locality of a window is {r['estimate']:.4f} ({part}, {phase}), not 1"
+
+
+def _rate_controls(frame: pd.DataFrame) -> Iterator[str]:
+    """No end of the grid is much better than what lies inside, where the rate is that was used."""
+    found: dict[str, dict[float, float]] = {}
+    rows = _measured(frame, "validation_accuracy", "network", "learning_rate", statistic="mean")
+    for (network, rate), r in rows.items():
+        found.setdefault(network, {})[float(rate)] = r["estimate"] if r["n"] else -math.inf
+    for network, by_rate in found.items():
+        inside = max(by_rate[rate] for rate in sorted(by_rate)[1:-1])
+        if not inside >= max(by_rate.values()) - AS_GOOD:
+            yield f"the best learning rate of {network} lies at an end of the grid"
+
+
+# --- in words ---
+
+
+def answer(frame: pd.DataFrame) -> str:
+    """What the rows say, in a few sentences."""
+    return " ".join([*_ratios_in_words(frame), *_trained_in_words(frame)])
+
+
+def _ratios_in_words(frame: pd.DataFrame) -> Iterator[str]:
+    rows = {r.network: r for r in frame[frame.quantity == "chance_ratio"].itertuples()}
+    names = [name for name in ("patches", "window", "strided", "linear", "low_rank") if name in rows]
+    if not names:
+        return
+    parts = ", ".join(f"{WORDS[name]} {rows[name].estimate:.2f}" for name in names)
+    yield f"Weight on what is near before any training, over that of full attention: {parts}; 1 is no locality."
+
+
+def _trained_in_words(frame: pd.DataFrame) -> Iterator[str]:
+    right = _measured(frame, "accuracy", "network", "part", statistic="mean")
+    if not all((kind, part) in right and right[kind, part]["n"] > 1 for kind in KINDS for part in PARTS):
+        return
+    parts = [f"{WORDS[k]} {right[k, 'near']['estimate']:.2f} and {right[k, 'far']['estimate']:.2f}" for k in KINDS]
+    yield f"Trained at equal parameters, right answers near and far: {', '.join(parts)}."
+    for quantity, words in (
+        ("near_preference", "Accuracy near less far, beyond that of full attention"),
+        ("locality_gain", "Locality of the questions' weights less that of full attention"),
+    ):
+        rows = {r.network: r for r in frame[frame.quantity == quantity].itertuples()}
+        if all(k in rows and rows[k].n > 1 for k in CHEAPER):
+            found = [
+                f"{WORDS[k]} {rows[k].estimate:+.2f} [{rows[k].ci_low:+.2f}, {rows[k].ci_high:+.2f}]" for k in CHEAPER
+            ]
+            yield f"{words}: {', '.join(found)}."
+
+
+# --- charts ---
+
+
+def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
+    """Right answers and locality by network and part."""
+    ends = frame[(frame.quantity == "accuracy") & (frame.n > 0)]
+    weights = frame[(frame.quantity == "locality") & (frame.phase == "end") & (frame.n > 0)]
+    drawn = (_chart(ends, "right answers", "accuracy after training"), _chart(weights, "locality", "where weights lie"))
+    return [chart for chart in drawn if chart]
+
+
+def _chart(rows: pd.DataFrame, x_title: str, title: str) -> Mapping[str, Any] | None:
+    import altair as alt
+
+    from attnrepro.results.charts import records
+
+    rows = rows[rows.part.isin(PARTS)].copy()
+    if rows.empty:
+        return None
+    rows["way"] = rows.network.map(WORDS)
+    columns = ["way", "part", "estimate", "ci_low", "ci_high", "n"]
+    tip = [alt.Tooltip(f"{column}:{'N' if column in ('way', 'part') else 'Q'}") for column in columns]
+    base = alt.Chart(alt.Data(values=records(rows, columns))).encode(
+        y=alt.Y("way:N", title=None, sort=[WORDS[k] for k in KINDS]),
+        yOffset=alt.YOffset("part:N", sort=list(PARTS)),
+        color=alt.Color("part:N", sort=list(PARTS), legend=alt.Legend(title=None, symbolOpacity=1)),
+    )
+    x = alt.X("estimate:Q", title=x_title, scale=alt.Scale(domain=[0, 1]))
+    spec: Mapping[str, Any] = (
+        alt.layer(
+            base.mark_rule(clip=True, style="interval").encode(x=alt.X("ci_low:Q", title=x_title), x2="ci_high:Q"),
+            base.mark_point(style="measured").encode(x=x, tooltip=tip),
+        )
+        .properties(title=title, description=f"{title}: {x_title} by network, questions near and far")
+        .to_dict()
+    )
+    return spec
