@@ -1,0 +1,254 @@
+"""gcnet_query_independence, read: what training did to the maps, leads, what one map costs, controls and the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnrepro import paths
+from attnrepro.config import load_yaml
+from attnrepro.results.derived import over_seeds
+from attnrepro.results.published import PublishedLine
+from attnrepro.results.verdicts import HOLDS_EPS, REFUTED_EPS
+from attnrepro.tables.gcnet_query_independence.table import AXES
+
+if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
+    import pandas as pd
+
+__all__ = ["AXES", "answer", "charts", "controls", "derive", "roundoff"]
+
+GC, NL = "global_context", "non_local"
+WORDS = {"same_different": "the relation of two glyphs", "far_cue": "a label at each place",
+         "fashion_mnist": "Fashion-MNIST"}  # fmt: skip
+DISTANCES = ("attention_distance", "attention_distance_largest", "input_distance")
+# The paper's block has to answer to its weights: by this share of what it adds, at least.
+EFFECT = 1e-3
+# Where the same vector for all is as good as any, sharing a map may move single images by rounding.
+SHARED = 0.002
+
+Seeds = dict[str, float]
+
+
+class Seen:
+    """Values of measured rows by quantity, task, block and phase, and how many seeds failed."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.found: dict[tuple[str, str, str, str], Seeds] = {}
+        self.failed: dict[tuple[str, str, str, str], int] = {}
+        self.readout: dict[str, str] = {}
+        chosen = frame[(frame.statistic == "mean") & (frame.task != "") & (frame.learning_rate == "")]
+        for r in chosen.itertuples():
+            at = (r.quantity, r.task, r.block, r.phase)
+            self.found[at], self.failed[at] = dict(r.by_seed), int(r.n_failed)
+            self.readout[r.task] = r.readout
+
+    def get(self, quantity: str, task: str, block: str, phase: str = "") -> Seeds:
+        """By seed; empty where there are none."""
+        return self.found.get((quantity, task, block, phase), {})
+
+    def arms(self) -> list[tuple[str, str]]:
+        """Tasks and blocks that were trained."""
+        return [(task, block) for quantity, task, block, _ in self.found if quantity == "accuracy"]
+
+
+# --- what follows from the seeds ---
+
+
+def derive(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict[str, object]]:
+    """How training changed the distances, what maps lie below the inputs, leads of GC, and the cost of one map."""
+    seen = Seen(frame)
+    return [*_growth(seen), *_below_input(seen), *_leads(seen), *_costs(seen)]
+
+
+def _paired(quantity: str, seen: Seen, task: str, block: str, phase: str, first: Seeds, second: Seeds) -> Iterator[
+        dict[str, object]]:  # fmt: skip
+    values = [first[seed] - second[seed] for seed in first if seed in second]
+    if values:
+        line: dict[str, object] = dict.fromkeys(AXES, "")
+        line |= {"task": task, "readout": seen.readout.get(task, ""), "block": block, "phase": phase}
+        line |= {"quantity": quantity, "statistic": "paired_difference", "n_failed": 0, "theory": math.nan}
+        yield line | over_seeds(values)
+
+
+def _growth(seen: Seen) -> Iterator[dict[str, object]]:
+    for task, block in seen.arms():
+        for name in DISTANCES:
+            end, start = (seen.get(name, task, block, phase) for phase in ("end", "start"))
+            if block != GC or name == "input_distance":
+                yield from _paired(f"{name}_growth", seen, task, block, "end - start", end, start)
+
+
+def _below_input(seen: Seen) -> Iterator[dict[str, object]]:
+    """How much nearer to each other maps are than what the block reads, at the end."""
+    for task, block in seen.arms():
+        if block != GC:
+            first, second = (seen.get(name, task, block, "end") for name in ("input_distance", "attention_distance"))
+            yield from _paired("alikeness", seen, task, block, "end", first, second)
+
+
+def _leads(seen: Seen) -> Iterator[dict[str, object]]:
+    for task, block in seen.arms():
+        if block != GC:
+            first, second = seen.get("accuracy", task, GC), seen.get("accuracy", task, block)
+            yield from _paired("lead", seen, task, f"{GC} - {block}", "", first, second)
+
+
+def _costs(seen: Seen) -> Iterator[dict[str, object]]:
+    for task, block in seen.arms():
+        own, shared = seen.get("accuracy", task, block), seen.get("accuracy_shared_map", task, block, "end")
+        yield from _paired("shared_map_cost", seen, task, block, "", own, shared)
+
+
+def roundoff(line: PublishedLine, frame: pd.DataFrame) -> tuple[float, float]:
+    """Errors ending in _eps are in eps already; the effect of weights is relative to the output."""
+    return (1.0, 1.0) if line.quantity.endswith("_eps") else (1.0, 2.0**-52)
+
+
+# --- what must hold ---
+
+
+def controls(frame: pd.DataFrame) -> list[str]:
+    """What must hold for the table to be believed, each breach a sentence."""
+    return [*_algebra(frame), *_maps(frame), *_tuning(frame), *_failures(frame)]
+
+
+def _algebra(frame: pd.DataFrame) -> Iterator[str]:
+    for r in frame[(frame.statistic == "exact") & (frame.n > 0)].itertuples():
+        where = f"{r.form or r.readout}"
+        if r.quantity.endswith("_error_eps") or r.quantity == "received_variation_eps":
+            if not r.estimate <= HOLDS_EPS:
+                yield f"{where}: {r.quantity} is {r.estimate:.3g}: at most {HOLDS_EPS:g} is round-off"
+        elif r.quantity.endswith("_breakage_eps") and not r.estimate >= REFUTED_EPS:
+            yield f"{where}: {r.quantity} is {r.estimate:.3g}: what must break it did not"
+        elif r.quantity == "weights_effect" and r.form == "paper" and not r.estimate >= EFFECT:
+            yield f"GCNet's block answers to other weights by {r.estimate:.3g} of what it adds only"
+
+
+def _maps(frame: pd.DataFrame) -> Iterator[str]:
+    seen = Seen(frame)
+    for task, block in seen.arms():
+        alike = seen.get("attention_distance", task, block, "end")
+        if block == GC and alike and max(map(abs, alike.values())) > HOLDS_EPS * 2.0**-52:
+            yield f"global context on {WORDS[task]}: its one map differs from itself by {max(alike.values()):.3g}"
+        costs = list(_paired("", seen, task, block, "", seen.get("accuracy", task, block),
+                             seen.get("accuracy_shared_map", task, block, "end")))  # fmt: skip
+        for line in costs:
+            worst = max(abs(value) for value in line["seeds"])  # type: ignore[attr-defined]
+            if seen.readout[task] == "mean" and worst > SHARED:
+                yield f"{block} on {WORDS[task]}: one map for all changed accuracy by {worst:.3g} before a linear mean"
+
+
+def rates() -> dict[str, Any]:
+    """The chosen rates, by task, read-out and block."""
+    return load_yaml(paths.conf_dir() / "rates" / "blocks.yaml")
+
+
+def _tuning(frame: pd.DataFrame) -> Iterator[str]:
+    chosen = rates()
+    grids: dict[tuple[str, str], dict[float, float]] = {}
+    for r in frame[(frame.learning_rate != "") & (frame.quantity == "validation_accuracy")].itertuples():
+        if r.n and not r.n_failed:
+            grids.setdefault((r.task, r.block), {})[float(r.learning_rate)] = r.estimate
+    for (task, block), found in grids.items():
+        if len(found) < 2:
+            continue
+        best, used = max(found, key=lambda rate: found[rate]), float(chosen[task]["linear"][block])
+        if used != best:
+            yield f"{block} on {WORDS[task]}: the rate used is {used:g}, the best on validation images {best:g}"
+        if best in (min(found), max(found)):
+            yield f"{block} on {WORDS[task]}: the best rate {best:g} is at the edge of those tried"
+
+
+def _failures(frame: pd.DataFrame) -> Iterator[str]:
+    for (quantity, task, block, _), failed in Seen(frame).failed.items():
+        if failed and quantity == "accuracy":
+            yield f"{block} on {WORDS[task]}: {failed} seeds diverged"
+
+
+# --- the answer ---
+
+
+def answer(frame: pd.DataFrame) -> str:
+    """What the rows say, in a few sentences."""
+    return " ".join([*_formula_in_words(frame), *_maps_in_words(frame), *_leads_in_words(frame)])
+
+
+def _shown(r: Any, digits: int = 3) -> str:
+    ends = "" if math.isnan(r.ci_low) else f" [{r.ci_low:+.{digits}f}, {r.ci_high:+.{digits}f}]"
+    return f"{r.estimate:+.{digits}f}{ends}"
+
+
+def _formula_in_words(frame: pd.DataFrame) -> Iterator[str]:
+    exact = {(r.quantity, r.form): r for r in frame[(frame.statistic == "exact") & (frame.n > 0)].itertuples()}
+    if ("weights_effect", "as_printed") in exact and ("weights_effect", "paper") in exact:
+        printed, paper = exact["weights_effect", "as_printed"], exact["weights_effect", "paper"]
+        yield (
+            f"As printed the weights cancel: others change the output by {printed.estimate:.1g} of it at most, which is"
+            f" the plain mean of all places; in GCNet's block by {paper.estimate:.2g} at least."
+        )
+
+
+def _maps_in_words(frame: pd.DataFrame) -> Iterator[str]:
+    ends = {(r.quantity, r.task, r.phase): r for r in frame[(frame.block == NL) & (frame.n > 1)].itertuples()}
+    parts = []
+    for task, words in WORDS.items():
+        maps, read = (ends.get((name, task, "end")) for name in ("attention_distance", "input_distance"))
+        start, growth = (
+            ends.get(("attention_distance", task, "start")),
+            ends.get(("attention_distance_growth", task, "end - start")),
+        )
+        if maps and read and start and growth:
+            parts.append(
+                f"{words} {maps.estimate:.3f} [{maps.ci_low:.3f}, {maps.ci_high:.3f}] of {read.estimate:.3f} between"
+                f" inputs, untrained {start.estimate:.3f}, growth {_shown(growth)}"
+            )
+    if parts:
+        yield f"Distance between the maps of two queries of a trained Non-local block: {'; '.join(parts)}."
+    costs = frame[(frame.quantity == "shared_map_cost") & (frame.block == NL) & (frame.n > 1)]
+    parts = [f"{WORDS[r.task]} {_shown(r)}" for r in costs.itertuples()]
+    if parts:
+        yield (
+            f"Accuracy lost when all queries get one map: {'; '.join(parts)}. Before a linear read-out of the mean it"
+            " cannot be anything but 0, whatever the maps."
+        )
+
+
+def _leads_in_words(frame: pd.DataFrame) -> Iterator[str]:
+    rows = frame[(frame.quantity == "lead") & (frame.block == f"{GC} - {NL}") & (frame.n > 1)]
+    parts = [f"{WORDS[r.task]} {_shown(r)}" for r in rows.itertuples()]
+    if parts:
+        yield f"Global context less Non-local, accuracy at an equal budget: {'; '.join(parts)}."
+
+
+# --- charts ---
+
+
+def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
+    """Distances of inputs, maps and outputs at the start and at the end, by task."""
+    import altair as alt
+
+    from attnrepro.results.charts import records
+
+    names = {"input_distance": "input", "attention_distance": "maps", "output_distance": "added"}
+    rows = frame[(frame.statistic == "mean") & (frame.block == NL) & frame.quantity.isin(list(names)) & (frame.n > 0)]
+    if rows.empty:
+        return []
+    shown = rows.copy()
+    shown["what"] = shown.quantity.map(names) + ", " + shown.phase.map({"start": "untrained", "end": "trained"})
+    shown["where"] = shown.task.map(WORDS)
+    columns = ["what", "where", "estimate", "ci_low", "ci_high", "n"]
+    data = alt.Data(values=records(shown, columns))  # type: ignore[no-untyped-call]
+    title = "distance between two queries, Non-local"
+    base = alt.Chart(data).encode(
+        y=alt.Y("what:N", title=None, sort=None, axis=alt.Axis(labelLimit=200)),
+        yOffset=alt.YOffset("where:N"),
+        color=alt.Color("where:N", legend=alt.Legend(title=None, symbolOpacity=1)),
+        tooltip=[alt.Tooltip(f"{c}:{'N' if c in ('what', 'where') else 'Q'}") for c in columns],
+    )
+    x = alt.X("estimate:Q", title="(1 - cos) / 2")
+    layers = [
+        base.mark_rule().encode(x=alt.X("ci_low:Q", title="(1 - cos) / 2"), x2="ci_high:Q"),
+        base.mark_point(style="measured").encode(x=x),
+    ]
+    return [alt.layer(*layers).properties(title=title, description=f"{title}: input, maps, added, by task").to_dict()]

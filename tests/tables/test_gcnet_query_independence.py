@@ -1,0 +1,313 @@
+"""gcnet_query_independence: distances, the shared map, the printed formula, and what is made of the rows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnrepro import paths
+from attnrepro.app import main as entry
+from attnrepro.app import report
+from attnrepro.config import BadInput, load_yaml
+from attnrepro.nn.block_cnn import BlockCNN, seeded_block_cnn
+from attnrepro.nn.global_context import GlobalContext, global_context_as_printed
+from attnrepro.tables.gcnet_query_independence import measure, reading, table
+
+from . import harness
+
+pytestmark = pytest.mark.usefixtures("on_the_grid")
+
+NAME = table.NAME
+
+
+def cell_of(*overrides: str) -> Any:
+    return harness.cell_of(NAME, "data=none", "params.task=same_different", *overrides)
+
+
+# --- distances ---
+
+
+def by_hand(vectors: list[list[float]]) -> list[float]:
+    """(1 - cos) / 2 of all ordered pairs."""
+    found = []
+    for a, b in itertools.product(vectors, repeat=2):
+        dot, norms = sum(x * y for x, y in zip(a, b, strict=True)), math.hypot(*a) * math.hypot(*b)
+        found.append((1 - dot / norms) / 2)
+    return found
+
+
+def test_distances_are_those_of_all_pairs() -> None:
+    maps = torch.rand(3, 5, 7, dtype=torch.float64)
+    pairs = [by_hand(one.tolist()) for one in maps]
+    found = measure.map_distances(maps)
+    assert found["attention_distance"] == pytest.approx(sum(map(sum, pairs)) / 75)
+    assert found["attention_distance_largest"] == pytest.approx(sum(map(max, pairs)) / 3)
+    assert measure.mean_distance(maps) == pytest.approx(found["attention_distance"])
+    assert measure.mean_distance(torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])) == pytest.approx(0.5)
+
+
+def test_one_map_for_all_is_at_no_distance_and_unlike_maps_are() -> None:
+    same = torch.rand(2, 1, 9, dtype=torch.float64).expand(2, 9, 9)
+    assert measure.map_distances(same)["attention_distance_largest"] <= 1e-15
+    assert measure.map_distances(torch.eye(4)[None])["attention_distance"] == pytest.approx(0.5 * 12 / 16)
+
+
+def test_a_shared_map_is_the_mean_of_the_maps() -> None:
+    stream = torch.Generator().manual_seed(0)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=stream, dtype=torch.float64)
+
+    net = seeded_block_cnn(0, 1, 2, block="non_local", readout="places").double().eval()
+    measure.filled(net.block, noise)
+    images = noise(2, 1, 16, 20)
+    with torch.no_grad():
+        x = net.windows(images)
+        maps, block = net.block.attention(x), net.block  # type: ignore[operator]
+        shared = maps.mean(1)
+        value = block.g(x).flatten(2)  # type: ignore[operator]
+        taken = torch.stack([(value[n] * shared[n]).sum(-1) for n in range(2)])
+        added = torch.einsum("oc,nc->no", block.out.weight[:, :, 0, 0], taken) + block.out.bias  # type: ignore[union-attr]
+        expected = net.readout(x + added[:, :, None, None])
+        torch.testing.assert_close(measure.with_shared_map(net, images), expected, rtol=1e-10, atol=1e-12)
+        assert float((expected - net(images)).abs().max()) > 1e-3
+
+
+# --- the printed formula ---
+
+
+def test_as_printed_the_weights_cancel_and_in_the_paper_they_do_not() -> None:
+    """Would fail if the printed form were right: loops over places, other weights."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 12, 3, 4, dtype=torch.float64)
+    places = [x[0, :, r, c] for r in range(3) for c in range(4)]
+    mean = sum(places) / 12
+    for scale in (0.0, 1.0, 5.0):
+        weights = scale * torch.randn(12, 12, dtype=torch.float64)
+        out = global_context_as_printed(x, weights)
+        for place in out[0].flatten(1).T:
+            torch.testing.assert_close(place, mean, rtol=1e-12, atol=1e-13)
+    blocks = [GlobalContext(12, reduction=4).double() for _ in range(2)]
+    attended = []
+    for block in blocks:
+        scores = [((block.key.weight[0] * place).sum() + block.key.bias).item() for place in places]
+        total = sum(math.exp(score) for score in scores)
+        attended.append(sum(math.exp(score) / total * place for score, place in zip(scores, places, strict=True)))
+    assert float((attended[0] - attended[1]).abs().max()) > 0.05  # type: ignore[union-attr]
+
+
+# --- what is trained ---
+
+
+def test_blocks_see_the_same_images_and_the_whole_training_is_one_stretch() -> None:
+    jobs = [
+        measure.build(cell_of(f"params.block={block}", "seeds=[2]"))[0] for block in ("non_local", "global_context")
+    ]
+    assert torch.equal(jobs[0].module.images, jobs[1].module.images)  # type: ignore[arg-type]
+    assert [len(job.fit) for job in jobs] == [1, 1]
+    assert jobs[0].max_steps == 10
+    assert measure.build(cell_of("params.most_updates=null"))[0].max_steps == 200
+
+
+def test_reported_seeds_choose_nothing() -> None:
+    about = load_yaml(paths.conf_dir() / "experiment" / f"{NAME}.yaml")
+    tuning = [g for g in about["scales"]["full"]["also"] if g.get("params.study") == "tuning"]
+    assert {grid["seeds"] for grid in tuning} == {"[100,101]"}
+    assert all(about["scales"][scale]["seeds"] < 100 for scale in about["scales"])
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("params.block=swin", "params.block=swin must be one of global_context, non_local"),
+        ("params.updates=15", "updates=15 must be a multiple of 10"),
+        ("params.shapes=[8x3x3]", "must be channels x height x width"),
+        ("params.learning_rate=[0.1,0.2]", "must be one value unless study=tuning"),
+    ],
+)
+def test_bad_input_is_one_sentence(override: str, words: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        cell_of(override)
+    assert words in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gcnet")
+    command = [f"experiment={NAME}", "scale=smoke", "tracking=disabled", f"results={folder}", "params.draws=20"]
+    assert entry.main([*command, "data=none", "params.task=same_different"]) == 0
+    return folder
+
+
+def test_verdicts_on_the_formula(root: Path) -> None:
+    found = harness.verdicts(harness.built(NAME, root))
+    assert found["s4-gc-formula"] == {"SOURCE_ERROR"}
+    assert found["s4-gc-alpha-i"] == {"SOURCE_ERROR"}
+    for claim in ("gcnet-printed-is-mean", "gcnet-same-for-all", "gcnet-mean-reads-one-map"):
+        assert found[claim] == {"REPRODUCED"}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "form", "value", "words"),
+    [
+        ("context_error_eps", "as_printed", "1e7", "as_printed: context_error_eps is 1e+07: at most 32 is round-off"),
+        ("received_variation_eps", "paper", "40", "paper: received_variation_eps is 40: at most 32 is round-off"),
+        ("context_breakage_eps", "paper", "2", "paper: context_breakage_eps is 2: what must break it did not"),
+        ("shared_map_breakage_eps", "", "2", "places: shared_map_breakage_eps is 2: what must break it did not"),
+        ("weights_effect", "paper", "1e-9", "answers to other weights by 1e-09"),
+    ],
+)
+def test_planted_faults_in_the_formula_raise_a_control(
+    quantity: str, form: str, value: str, words: str, root: Path, tmp_path: Path
+) -> None:
+    def edit(line: dict[str, str]) -> None:
+        if (line["quantity"], line["form"], line["source"]) == (quantity, form, "measured"):
+            line["value"] = value
+
+    assert any(words in problem for problem in harness.change(NAME, root, tmp_path / "r", edit).problems)
+
+
+def test_weights_that_count_would_not_be_a_source_error(root: Path, tmp_path: Path) -> None:
+    def edit(line: dict[str, str]) -> None:
+        if (line["quantity"], line["form"]) == ("weights_effect", "as_printed"):
+            line["value"] = "0.3"
+
+    assert harness.verdicts(harness.change(NAME, root, tmp_path / "r", edit))["s4-gc-formula"] == {"REPRODUCED"}
+
+
+# --- what is made of rows ---
+
+VALUES: dict[tuple[str, str, str, str], tuple[float, ...]] = {
+    ("accuracy", "same_different", "non_local", ""): (0.99, 0.98, 1.0, 0.97, 0.99),
+    ("accuracy", "same_different", "global_context", ""): (0.99, 0.99, 0.99, 0.98, 1.0),
+    ("accuracy", "far_cue", "non_local", ""): (1.0, 0.99, 1.0, 0.98, 1.0),
+    ("accuracy_shared_map", "same_different", "non_local", "end"): (0.99, 0.98, 1.0, 0.97, 0.99),
+    ("accuracy_shared_map", "far_cue", "non_local", "end"): (0.51, 0.55, 0.6, 0.49, 0.5),
+    ("attention_distance", "same_different", "non_local", "start"): (0.01, 0.012, 0.011, 0.009, 0.01),
+    ("attention_distance", "same_different", "non_local", "end"): (0.11, 0.16, 0.13, 0.12, 0.1),
+    ("attention_distance_largest", "same_different", "non_local", "start"): (0.1, 0.1, 0.12, 0.1, 0.1),
+    ("attention_distance_largest", "same_different", "non_local", "end"): (0.4, 0.45, 0.42, 0.41, 0.4),
+    ("attention_distance", "same_different", "global_context", "end"): (0.0, 1e-17, 0.0, 0.0, 0.0),
+    ("input_distance", "same_different", "non_local", "start"): (0.2, 0.21, 0.2, 0.2, 0.22),
+    ("input_distance", "same_different", "non_local", "end"): (0.3, 0.31, 0.33, 0.3, 0.29),
+}
+
+
+def recorded(edit: Callable[[dict[str, Any]], None] = lambda line: None) -> report.Group:
+    """A group of estimates as `gather` makes them, without training anything."""
+    lines = []
+    for (quantity, task, block, phase), values in VALUES.items():
+        line: dict[str, Any] = dict.fromkeys(table.AXES, "") | {
+            **{"task": task, "readout": "places" if task == "far_cue" else "mean", "block": block, "phase": phase},
+            **{"quantity": quantity, "statistic": "mean", "unit": "", "n_failed": 0, "stale": False},
+            **{"by_seed": dict(zip("01234", values, strict=True)), "theory": math.nan},
+        }
+        edit(line)
+        found = tuple(line["by_seed"].values())
+        half = 2.7764451051977987 * statistics.stdev(found) / math.sqrt(5)
+        mean = sum(found) / len(found)
+        line |= {"seeds": found, "n": len(found), "estimate": mean, "sd": statistics.stdev(found)}
+        lines.append(line | {"ci_low": mean - half, "ci_high": mean + half})
+    return report.Group("", "here", "cpu", own=True, stale=False, lines=lines)
+
+
+def derived(group: report.Group) -> dict[tuple[str, str, str], dict[str, Any]]:
+    rows = reading.derive(group.frame(), report.published_lines(NAME))
+    return {(str(r["quantity"]), str(r["task"]), str(r["block"])): r for r in rows}
+
+
+def test_growth_alikeness_lead_and_cost_are_paired_by_seed() -> None:
+    found = derived(recorded())
+    growth = found["attention_distance_growth", "same_different", "non_local"]
+    assert growth["seeds"] == pytest.approx((0.1, 0.148, 0.119, 0.111, 0.09))
+    assert found["alikeness", "same_different", "non_local"]["seeds"] == pytest.approx((0.19, 0.15, 0.2, 0.18, 0.19))
+    lead = found["lead", "same_different", "global_context - non_local"]
+    assert lead["seeds"] == pytest.approx((0.0, 0.01, -0.01, 0.01, 0.01))
+    assert found["shared_map_cost", "far_cue", "non_local"]["seeds"] == pytest.approx((0.49, 0.44, 0.4, 0.49, 0.5))
+    assert found["shared_map_cost", "same_different", "non_local"]["estimate"] == 0
+
+
+def test_verdicts_follow_the_seeds() -> None:
+    def words(edit: Callable[[dict[str, Any]], None]) -> dict[tuple[str, str], str]:
+        group = recorded(edit)
+        printed = report.published_lines(NAME)
+        report._derive(group, reading, printed)
+        judged = [r for r in report._judged_lines(group, reading, printed) if r.get("claim") and r["n"]]
+        return {(r["claim"], r["task"]): r["verdict"] for r in judged}
+
+    def worse(line: dict[str, Any]) -> None:
+        if line["block"] == "global_context" and line["quantity"] == "accuracy":
+            line["by_seed"] = {seed: value - 0.1 for seed, value in line["by_seed"].items()}
+
+    found = words(lambda line: None)
+    assert found["gcnet-as-good", "same_different"] == "REPRODUCED"
+    assert found["gcnet-maps-alike", "same_different"] == "TREND_HOLDS"
+    assert found["gcnet-training-parts-maps", "same_different"] == "TREND_HOLDS"
+    assert found["gcnet-one-map-enough", "far_cue"] == "DIFFERS"
+    assert words(worse)["gcnet-as-good", "same_different"] == "DIFFERS"
+
+
+def test_controls_see_a_map_that_differs_from_itself_and_a_mean_that_is_not_linear() -> None:
+    assert reading.controls(recorded().frame()) == []
+
+    def unlike(line: dict[str, Any]) -> None:
+        if line["block"] == "global_context" and line["quantity"] == "attention_distance":
+            line["by_seed"]["3"] = 1e-3
+
+    def costly(line: dict[str, Any]) -> None:
+        if (line["quantity"], line["task"]) == ("accuracy_shared_map", "same_different"):
+            line["by_seed"]["2"] -= 0.05
+
+    (problem,) = reading.controls(recorded(unlike).frame())
+    assert "its one map differs from itself by 0.001" in problem
+    (problem,) = reading.controls(recorded(costly).frame())
+    assert "one map for all changed accuracy by 0.05 before a linear mean" in problem
+
+
+@pytest.mark.parametrize(("best", "count"), [(1.0, 0), (2.0, 1), (0.5, 2)])
+def test_rates_must_be_the_best_inside_the_grid(best: float, count: int) -> None:
+    group = recorded()
+    used = float(reading.rates()["fashion_mnist"]["linear"]["non_local"])
+    lines = list(group.lines)
+    for factor in (0.5, 1.0, 2.0, 4.0):
+        line = dict.fromkeys(table.AXES, "") | {"task": "fashion_mnist", "readout": "mean", "block": "non_local"}
+        line |= {"learning_rate": str(used * factor), "quantity": "validation_accuracy", "statistic": "mean"}
+        value = 0.8 if factor == best else 0.7
+        lines.append({**lines[0], **line, "estimate": value, "n": 2, "n_failed": 0})
+    problems = reading.controls(report.Group("", "here", "cpu", own=True, stale=False, lines=lines).frame())
+    assert len(problems) == count
+
+
+def test_the_answer_and_the_chart_say_what_the_rows_say() -> None:
+    group = recorded()
+    report._derive(group, reading, [])
+    words = reading.answer(group.frame())
+    assert "the relation of two glyphs 0.124 [" in words
+    assert "a label at each place +0.464 [" in words
+    assert "Global context less Non-local, accuracy at an equal budget: the relation of two glyphs +0.004" in words
+    (chart,) = reading.charts(group.frame())
+    assert "distance between two queries" in chart["title"]
+
+
+def test_a_model_that_reads_places_is_no_mean() -> None:
+    """The identity of the shared map is one of the linear mean: with a read-out of places it is gone."""
+    stream = torch.Generator().manual_seed(3)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=stream, dtype=torch.float64)
+
+    images = noise(2, 1, 24, 24)
+    for readout, holds in (("mean", True), ("places", False)):
+        net: BlockCNN = seeded_block_cnn(0, 1, 2, block="non_local", readout=readout).double().eval()
+        measure.filled(net.block, noise)
+        with torch.no_grad():
+            error = float((net(images) - measure.with_shared_map(net, images)).abs().max())
+        assert (error < 1e-11) is holds
