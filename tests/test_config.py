@@ -446,6 +446,7 @@ ALLOWED = {
     ("permutation_symmetry", "4096"): "an upper limit of sizes; printed are 4096 tokens of an image",
     ("long_range_relation", "1024"): "an upper limit of sizes; printed is an exponent",
     ("long_range_relation", "4096"): "an upper limit of widths; printed are 4096 tokens of an image",
+    ("predecessor_global_context", "1024"): "an upper limit of sizes; printed is an exponent",
     ("position_strength", "4096"): "sequences held at once; printed are 4096 tokens of an image",
 }
 
