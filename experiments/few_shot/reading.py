@@ -264,10 +264,10 @@ def _carried(frame: pd.DataFrame) -> Iterator[str]:
 
 def _stuck(frame: pd.DataFrame) -> Iterator[str]:
     rows = frame[(frame.quantity == "share_taken_off") & (frame.estimate < 1)].to_dict("records")
-    parts = [
-        f"{WORDS[r['network']]} on {TASK_WORDS[r['task']]}, {r['shots']}-shot {round(r['estimate'] * r['n'])} of {r['n']}"
-        for r in rows
-    ]
+    parts = []
+    for r in rows:
+        where = f"{WORDS[r['network']]} on {TASK_WORDS[r['task']]}, {r['shots']}-shot"
+        parts.append(f"{where} {round(r['estimate'] * r['n'])} of {r['n']}")
     if parts:
         yield f"Seeds whose accuracy is {TAKEN_OFF} above a guess, where not all are: {'; '.join(parts)}."
 
