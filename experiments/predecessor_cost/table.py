@@ -74,7 +74,7 @@ class Params:
     def __post_init__(self) -> None:
         one_of(self, study=STUDIES)
         distinct(self, "sides", "shapes", "identity_shapes", "timed_sides")
-        in_range(self, channels=(48, 2**12), num_heads=(1, 2**8), window=(2, 64), neighbours=(1, 999))
+        in_range(self, channels=(48, 2**12), num_heads=(1, 2**8), window=(2, 64), neighbours=(1, 2**10))
         in_range(self, mixtures=(1, 2**10), parents=(2, 2**10), parent_dim=(1, 2**10), iterations=(1, 99))
         in_range(self, sides=(2, 2**10), draws=(1, 10**4), identity_channels=(4, 2**8), reduction=(1, 64))
         in_range(self, image_side=(32, 2**12), timed_image_side=(32, 2**12), timed_sides=(2, 2**10))
