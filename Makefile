@@ -8,6 +8,7 @@ JOBS   ?=
 ARGS   ?=
 TORCH  ?=
 CLAIM  ?=
+POST   ?=
 PORT   ?= 8000
 # An id is no program: what make why is given is neither expanded by make nor read by the shell.
 unexport CLAIM
@@ -30,7 +31,7 @@ TORCH_SIZE_    := up to 3 GB to download where pip takes the CUDA build of torch
 
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce-all reproduce plan smoke tables accept verify check why dashboard figures status test test-fast lint \
-        gpu-wheels clean named
+        wandb-sync wandb-rebuild wandb-dashboard gpu-wheels clean named
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -92,6 +93,15 @@ check: setup ## your rows against the committed reference, all or TABLE (2 s)
 
 why: setup ## CLAIM=<id>: where it is printed, our verdict, the command that measures it again (2 s)
 	@$(PY) scripts/why.py '$(subst ','\'',$(strip $(value CLAIM)))'
+
+wandb-sync: setup ## send what Weights & Biases lacks of your runs: offline, interrupted, server away (1 s a run)
+	@$(PY) scripts/wandb_sync.py
+
+wandb-rebuild: setup ## the whole project in Weights & Biases from recorded rows, all or TABLE (2 s a run)
+	@$(PY) scripts/wandb_rebuild.py $(TABLE) $(ARGS)
+
+wandb-dashboard: setup ## workspace and report for Weights & Biases as JSON; POST=1 sends them (10 s)
+	@$(PY) scripts/wandb_dashboard.py $(if $(POST),--post) $(ARGS)
 
 test: lint ## lint, types, all tests, verify, smoke (13 min)
 	@$(ONE) $(PY) -m pytest -n auto

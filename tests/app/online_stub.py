@@ -1,16 +1,18 @@
 """A loopback stand-in for the W&B server: just enough for online runs to complete.
 
-It answers the GraphQL operations that wandb 0.31 sends for a run with scalars and files, takes the file
-stream and the uploads, and keeps what it was told, so that a test can compare that with what was meant.
+It answers the GraphQL operations that wandb 0.31 sends for a run with scalars and files, for `wandb sync` and for a
+saved view, takes the file stream and the uploads, and keeps what it was told, so that a test can compare that with
+what was meant. It can be slow, refuse, fall silent, die and come back.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -41,23 +43,55 @@ class StubRun:
 class OnlineStub:
     """State of the stand-in.
 
-    `status` is the HTTP status of every answer from now on, 0 for no answer at all; `runs` is what is known
-    of each run by its id, `uploads` the stored files by path, `bodies` all request bodies as they were sent.
+    `status` is the HTTP status of every answer from now on, 0 for no answer at all, `delay` the seconds that each
+    takes; `runs` is what is known of each run by its id, `uploads` the stored files by path, `views` the saved
+    workspaces and reports by id, `bodies` all request bodies as they were sent, `told` the names of all operations.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.status = 200
+        self.delay = 0.0
         self.closing = threading.Event()
         self.runs: dict[str, StubRun] = {}
+        self.views: dict[str, dict[str, Any]] = {}
         self.bodies: list[bytes] = []
+        self.told: list[str] = []
         self.uploads: dict[str, bytes] = {}
+        self._server: _Server | None = None
+
+    def start(self, port: int = 0) -> None:
+        """Listen; after `die`, again at the port of before."""
+        if self.url:
+            port = int(self.url.rsplit(":", 1)[1])
+        self._server = _Server(("127.0.0.1", port), handler_for(self))
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def die(self) -> None:
+        """Listen no more and cut every connection, in the middle of whatever it was doing."""
+        assert self._server is not None
+        self._server.shutdown()
+        self._server.server_close()
+        self._server.cut()
 
     def graphql(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the `data` of one GraphQL answer, chosen by the name of the operation."""
         match = re.search(r"\b(?:query|mutation)\s+(\w+)", str(request["query"]))
         operation = match.group(1) if match else ""
         variables: dict[str, Any] = request.get("variables") or {}
+        self.told.append(operation)
+        if operation in ("Viewer", "GetDefaultEntity"):
+            viewer = {"id": "v", "entity": ENTITY, "username": ENTITY, "email": "", "flags": "{}"}
+            return {"viewer": {**viewer, "teams": {"edges": []}}}
+        if operation in ("UpsertView2", "upsertView"):
+            return {"upsertView": self.view(variables)}
+        if operation == "GetProjects":
+            project = {"id": "p", "entityName": ENTITY, "createdAt": "", "isBenchmark": False, "user": None}
+            names = sorted({run.project for run in self.runs.values()})
+            edges = [{"node": {"__typename": "Project", "name": name, **project}} for name in names]
+            page = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+            return {"models": {"pageInfo": page, "edges": edges}}
         if operation == "UpsertBucket":
             return {"upsertBucket": self.upsert(variables)}
         if operation == "CreateRunFiles":
@@ -67,6 +101,17 @@ class OnlineStub:
         if operation == "OrganizationCoreWeaveOrganizationID":
             return {"entity": {"organization": None}}
         return {}
+
+    def view(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Keep a workspace or a report; one that names its id replaces the one of before."""
+        known = said.get("id") or f"view{len(self.views)}"
+        inserted = known not in self.views
+        self.views[known] = said
+        project = {"id": "p", "name": said["projectName"], "entityName": said["entityName"]}
+        texts = {key: said.get(key) for key in ("type", "name", "displayName", "description")}
+        times = dict.fromkeys(("createdAt", "updatedAt"), "2020-01-01T00:00:00Z")
+        view = {"id": known, **texts, "project": project, "spec": json.loads(said["spec"]), **times}
+        return {"view": view, "inserted": inserted}
 
     def upsert(self, said: dict[str, Any]) -> dict[str, Any]:
         """Keep the fields of a run that one `UpsertBucket` carries; later ones may carry only some."""
@@ -102,6 +147,8 @@ def handler_for(stub: OnlineStub) -> type[BaseHTTPRequestHandler]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # An answer that is sent at once: two small packets would wait for each other's acknowledgement.
+        wbufsize = -1
 
         def do_POST(self) -> None:
             body = self.take()
@@ -127,6 +174,7 @@ def handler_for(stub: OnlineStub) -> type[BaseHTTPRequestHandler]:
             if not stub.status:
                 stub.closing.wait()
                 return
+            stub.closing.wait(stub.delay)
             self.send_response(stub.status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -139,17 +187,40 @@ def handler_for(stub: OnlineStub) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Server(ThreadingHTTPServer):
+    """A server that knows its open connections, so that it can die."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._open: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def cut(self) -> None:
+        for connection in list(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that was cut is no fault of the test."""
+
+
 @contextmanager
 def online_stub() -> Iterator[OnlineStub]:
     """Serve a fresh stand-in on a free port of 127.0.0.1 for the duration of the block."""
     stub = OnlineStub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_for(stub))
-    stub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
+    stub.start()
     try:
         yield stub
     finally:
         stub.closing.set()
-        server.shutdown()
-        server.server_close()
+        stub.die()

@@ -176,6 +176,18 @@ def make(*arguments: str) -> str:
         ("plan", ["TABLE=a b", "SCALE=full"], "scripts/reproduce.py --dry-run a b scale=full"),
         ("smoke", ["TABLE=a b"], "scripts/smoke.py a b"),
         ("accept", ["TABLE=a b"], "scripts/accept.py a b"),
+        ("wandb-sync", [], "scripts/wandb_sync.py"),
+        (
+            "wandb-rebuild",
+            ["TABLE=a b", "ARGS=tracking.project=p"],
+            "scripts/wandb_rebuild.py a b tracking.project=p",
+        ),
+        ("wandb-dashboard", [], "scripts/wandb_dashboard.py"),
+        (
+            "wandb-dashboard",
+            ["POST=1", "ARGS=tracking.entity=e"],
+            "scripts/wandb_dashboard.py --post tracking.entity=e",
+        ),
     ],
 )
 def test_make_passes_everything_on(target: str, variables: list[str], words: str) -> None:

@@ -218,17 +218,24 @@ def test_auto_with_a_host_that_refuses_is_offline(closed_port: int) -> None:
 @pytest.mark.parametrize("silent", ["connection", "name server"])
 def test_auto_with_a_silent_host_waits_for_the_probe_once(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     os.environ["WANDB_API_KEY"] = KEY
-    asked = []
+    asked, over = [], threading.Event()
 
     def hang(*arguments: object, **options: object) -> None:
         asked.append(arguments)
-        threading.Event().wait(30)
+        over.wait(30)
+        raise TimeoutError("as a host that never answers")
 
     monkeypatch.setattr(socket, "create_connection" if silent == "connection" else "getaddrinfo", hang)
+    before = set(threading.enumerate())
     start = time.perf_counter()
     modes = {resolve_mode(conf("auto", probe_timeout=0.3))[0] for _ in range(3)}
     assert time.perf_counter() - start < 0.6
     assert (modes, len(asked)) == ({"offline"}, 1)
+    (probe,) = set(threading.enumerate()) - before
+    # It would go on waiting in some other test.
+    over.set()
+    probe.join(5)
+    assert not probe.is_alive()
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://", "ftp://127.0.0.1", "http://host:port", "http://[::1"])
@@ -332,16 +339,40 @@ def test_three_runs_in_one_process_are_three_runs(tmp_path: Path, capfd: pytest.
         assert (saved.job_type, saved.tags, saved.exit_code) == ("measured", ["smoke"], 0)
         assert [row["val/loss"] for row in saved.history] == [0.5]
         assert saved.summary["rows"] == 3
-        assert saved.step_metrics["val/*"] == "epoch"
+        assert saved.step_metrics["val/*"] == saved.step_metrics["train/*"] == "trainer/global_step"
     assert capfd.readouterr() == ("", "")
     assert not list((tmp_path / "home").iterdir())
 
 
+MANY = """
+import os, sys
+from pathlib import Path
+from attnrepro.app.tracking import TrackingConfig, track
+cfg = TrackingConfig(mode="offline", project="p")
+for number in range(200):
+    about = dict(table="t", name="n", job_type="j", tags=[], config={})
+    with track(cfg, root=Path(sys.argv[1]), run_id=f"r{number}", **about) as t:
+        t.log({"x": float(number)})
+        assert t.mode == "offline"
+children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+print(*{pid for path in children for pid in path.read_text().split()})
+"""
+
+
 @pytest.mark.slow
-def test_two_hundred_runs_in_one_process_are_two_hundred_runs(tmp_path: Path) -> None:
-    for number in range(200):
-        assert run(tmp_path, nothing, run_id=f"r{number}").mode == "offline"
-    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 200
+def test_two_hundred_runs_in_one_process_are_two_hundred_runs_and_leave_no_process(tmp_path: Path) -> None:
+    done = script(MANY, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    folders = list((tmp_path / "wandb").glob("offline-run-*"))
+    assert len(folders) == len({folder.name.rsplit("-", 1)[1] for folder in folders}) == 200
+    assert read_run(folders[0]).exit_code == 0
+    if sys.platform == "linux":
+        helpers = [Path("/proc", pid) for pid in done.stdout.split()]
+        assert helpers, "wandb's service ran beside the process"
+        deadline = time.monotonic() + 5
+        while any(helper.exists() for helper in helpers):
+            assert time.monotonic() < deadline, "wandb's service outlived the process"
+            time.sleep(0.05)
 
 
 def test_a_run_that_somebody_left_open_is_not_reused(tmp_path: Path) -> None:
@@ -542,6 +573,47 @@ def test_a_table_that_cannot_be_built_is_one_sentence(tmp_path: Path, capfd: pyt
     assert read_run(tracker.run_dir).exit_code == 0
     (sentence,) = capfd.readouterr().err.splitlines()
     assert sentence.startswith("The table of rows did not reach Weights & Biases")
+
+
+def test_a_picture_is_a_file_of_the_run(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = [[(0, 0, 0), (255, 0, 0), (0, 255, 0)], [(0, 0, 255), (1, 2, 3), (255, 255, 255)]]
+    tracker = run(tmp_path, lambda tracker: tracker.picture("attention/first", pixels, "row: query"))
+    assert tracker.run_dir is not None
+    (row,) = read_run(tracker.run_dir).history
+    assert row["attention/first.caption"] == "row: query"
+    with image.open(tracker.run_dir / "files" / row["attention/first.path"]) as drawn:
+        assert drawn.size == (3, 2)
+        assert [drawn.getpixel((x, y)) for y in range(2) for x in range(3)] == [p for line in pixels for p in line]
+
+
+def test_without_pillow_there_are_no_pictures_and_no_complaint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(tracker: Tracker) -> None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        tracker.picture("a", [[(0, 0, 0)]], "")
+
+    assert read_run(run(tmp_path, body).run_dir).history == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_histogram_counts_what_is_finite(tmp_path: Path) -> None:
+    values = [0.0, 0.0, 1.0, float("nan"), float("inf")]
+    (row,) = read_run(run(tmp_path, lambda tracker: tracker.histogram("entropy", values)).run_dir).history
+    counts, edges = row["entropy.values"], row["entropy.bins"]
+    assert (sum(counts), counts[0], counts[-1], edges[0], edges[-1]) == (3, 2, 1, 0.0, 1.0)
+
+
+def test_two_trainings_of_one_run_are_two_curves() -> None:
+    tracker = Tracker("disabled", None, Path())
+    names = ["loss", "val_accuracy", "epoch", "train/x", "loss/pre-training/seed 3"]
+    tracker.next_fit()
+    first = ["train/loss", "val/accuracy", "epoch", "train/x", "train/loss/pre-training/seed 3"]
+    assert [tracker.curve(name) for name in names] == first
+    assert [tracker.curve(name) for name in names] == first
+    tracker.next_fit()
+    assert [tracker.curve(name) for name in ("loss", "epoch", "val_loss")] == ["train/loss/fit 2", "epoch", "val/loss"]
 
 
 def test_a_run_that_cannot_be_opened_leaves_the_body_alone(

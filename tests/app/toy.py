@@ -236,7 +236,9 @@ class Line(Measurement):
     def training_step(self, batch, index):
         if index == 2:
             meet(self.cell, "-")
-        return self.losses().sum()
+        loss = self.losses().sum()
+        self.log("loss", loss.detach())
+        return loss
 
     def test_step(self, batch, index):
         self.after = self.losses().detach()

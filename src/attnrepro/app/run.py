@@ -5,6 +5,7 @@ import csv
 import ctypes
 import functools
 import importlib
+import io
 import logging
 import os
 import platform
@@ -14,24 +15,27 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from attnrepro import environment, paths
-from attnrepro.app import tracking
+from attnrepro.app import pictures, tracking, view
 from attnrepro.app.precheck import inputs_digest, rows_read
 from attnrepro.codeversion import code_version
-from attnrepro.config import Cell, Config, digest, table_module
+from attnrepro.config import Cell, Config, digest, plain, table_module
 from attnrepro.fetch.download import DataUnavailable
-from attnrepro.results.rows import Row, text, to_csv
+from attnrepro.results.rows import Row, to_csv
 from attnrepro.results.store import Store, to_json
 
 Say = Callable[[str], None]
 
 # Bytes of freed memory that a process keeps, and of a block that is not given back by itself.
 KEPT = 1 << 28
+
+# Points of a training curve in Weights & Biases up to 5000 steps; longer trainings have one every 50.
+POINTS = 100
 
 
 class CellFailed(RuntimeError):
@@ -183,21 +187,23 @@ def _measure(
         tell(f"{cell.table} {cell.key}: training images show only {missing} classes, tests all of them")
     if config.tracking.mode == "auto":
         tell_once(tracking.resolve_mode(config.tracking)[1], tell)
+    job_type = "train" if any(job.fit is not None for job in jobs) else "measure"
+    science = cell.science()
     with tracking.track(
         config.tracking,
         root=store.root,
         run_id=f"{cell.key}{_attempt(cell, code)}",
         table=cell.table,
         name=_private(label(overrides)),
-        job_type="measure",
-        tags=[f"document {config.document}", f"scale {cell.scale}"],
-        config={**cell.science(), "key": cell.key, "code": code},
+        job_type=job_type,
+        tags=view.tags(config.document, cell.scale, plain(cell.params)),
+        config=view.run_config(science, key=cell.key, code=code, document=config.document),
     ) as tracker:
-        rows = _run(cell, jobs, tracker.logger, report) if jobs else _derived(cell, store)
+        rows = _run(cell, jobs, tracker, report) if jobs else _derived(cell, store)
         theory = getattr(table, "theory", None)
         rows += theory(cell) if theory else []
         content = to_csv(rows, key=cell.key, scale=cell.scale, axes=table.AXES)
-        _summarise(tracker, rows, content)
+        _summarise(tracker, content, plain(cell.params))
         run = {
             **environment.provenance(cell.accelerator),
             "wall_seconds": round(time.perf_counter() - started, 3),
@@ -210,11 +216,11 @@ def _measure(
             "data_sha256": getattr(jobs[0].module, "data_sha256", None) if jobs else None,
             "classes_seen": sorted({found for found, _ in seen}) or None,
             "inputs": inputs_digest(store, cell.table, cell.needs, cell.scale),
-            "wandb": {"mode": tracker.mode, "url": tracker.url},
+            "wandb": {"mode": tracker.mode, "url": tracker.url, "id": tracker.run_id, "job_type": job_type},
         }
     return {
         "rows.csv": content,
-        "config.yaml": to_json(cell.science()),
+        "config.yaml": to_json(science),
         "run.json": to_json(run),
     }
 
@@ -255,7 +261,7 @@ def _classes_seen(jobs: list[Any]) -> list[tuple[int, int]]:
     return [(found, fit.num_classes) for fit in data for found in fit.classes_seen()]
 
 
-def _run(cell: Cell, jobs: list[Any], logger: Any, report: Callable[[float], None] | None) -> list[Row]:
+def _run(cell: Cell, jobs: list[Any], tracker: tracking.Tracker, report: Callable[[float], None] | None) -> list[Row]:
     """Rows of all jobs, one after the other; each counts the same for the progress."""
     from attnrepro.training.trainer import make_trainer
 
@@ -267,14 +273,31 @@ def _run(cell: Cell, jobs: list[Any], logger: Any, report: Callable[[float], Non
                 report((index + share) / len(jobs))
 
         with _quiet_lightning():
-            trainer = make_trainer(cell, logger=logger, max_steps=job.max_steps, report=done)
+            trainer = make_trainer(cell, logger=tracker.logger, max_steps=job.max_steps, report=done)
             with _interruptible():
                 if job.fit is not None:
+                    tracker.next_fit()
+                    if job.max_steps > 0:  # Lightning's 50 would leave a curve of 20 steps without a point
+                        every = max(1, min(50, job.max_steps // POINTS))
+                        trainer.log_every_n_steps = every  # type: ignore[attr-defined]
                     trainer.fit(job.module, job.fit)
                 if job.test is not None:
-                    trainer.test(job.module, job.test, verbose=False)
+                    # Only of what was trained, so that nobody looks on where time or memory is measured; of several
+                    # jobs the last, which stands for models of other seeds.
+                    pictured = job.fit is not None and index == len(jobs) - 1 and tracker.mode != "disabled"
+                    _test(trainer, job, tracker if pictured else None)
         measured += job.module.rows()
     return measured
+
+
+def _test(trainer: Any, job: Any, tracker: tracking.Tracker | None) -> None:
+    """Measure, and show pictures of the model where there is somebody to show them to."""
+    if tracker is None:
+        trainer.test(job.module, job.test, verbose=False)
+        return
+    with pictures.watched(job.module) as seen:
+        trainer.test(job.module, job.test, verbose=False)
+    pictures.show(tracker, job.module, seen)
 
 
 @contextlib.contextmanager
@@ -304,28 +327,13 @@ def _quiet_lightning() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _summarise(tracker: tracking.Tracker, rows: list[Row], content: str) -> None:
-    """Weights & Biases is a view of the rows: summary values with n, sd and interval, and the rows themselves."""
+def _summarise(tracker: tracking.Tracker, content: str, params: Mapping[str, object]) -> None:
+    """Weights & Biases is a view of the rows: quantities with n, sd and interval, and the rows themselves."""
     if tracker.mode == "disabled":
         return
-    from attnrepro import stats
-
-    summary: dict[str, object] = {}
-    for row in rows:
-        axes = ",".join(f"{a}={text(v)}" for a, v in row.axes.items() if v is not None)
-        name = f"{row.quantity}/{row.statistic}" + (f"[{axes}]" if axes else "")
-        if row.source == "theory":
-            summary[f"{name}/theory"] = row.value
-            continue
-        summary[f"{name}/seed {row.seed}"] = row.value
-        if row.sd is not None and row.n:
-            interval = stats.monte_carlo_interval(row.value, row.sd, row.n)
-            summary[f"{name}/seed {row.seed}/n"] = row.n
-            summary[f"{name}/seed {row.seed}/sd"] = row.sd
-            summary[f"{name}/seed {row.seed}/ci_low"] = interval.low
-            summary[f"{name}/seed {row.seed}/ci_high"] = interval.high
-    tracker.summary(summary)
-    columns, *lines = csv.reader(content.splitlines())
+    columns, *lines = csv.reader(io.StringIO(content, newline=""))
+    with tracking.only_a_view("The summary"):
+        tracker.summary(view.summary([dict(zip(columns, line, strict=True)) for line in lines], params))
     tracker.rows(columns, lines)
 
 

@@ -17,7 +17,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-__all__ = ["Tracker", "TrackingConfig", "resolve_mode", "track"]
+__all__ = ["Tracker", "TrackingConfig", "base_url", "only_a_view", "resolve_mode", "track"]
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -65,7 +65,7 @@ def resolve_mode(cfg: TrackingConfig) -> tuple[Mode, str]:
         return "disabled", "Weights & Biases is off because WANDB_MODE says so."
     if cfg.mode == "auto" and wish in ("offline", "dryrun"):
         return "offline", "Weights & Biases is offline because WANDB_MODE says so."
-    url = _base_url()
+    url = base_url()
     if not _has_key(url):
         return "offline", f"Weights & Biases is offline because no API key is configured for {url}."
     if _given_up:
@@ -89,29 +89,61 @@ class Tracker:
         self.run_dir: Path | None = None if run is None else Path(run.dir).parent
         self._run = run
         self._root = root
+        self._fits = 0
+        self._curves: dict[str, int] = {}
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id, under which it can be sent again; None when there is no run."""
+        return None if self._run is None else str(self._run.id)
 
     @functools.cached_property
     def logger(self) -> WandbLogger | None:
         """A Lightning logger that writes to this run; None when disabled. Imports lightning on first use."""
-        return None if self._run is None else _view_logger(self._run, self._root)
+        return None if self._run is None else _view_logger(self._run, self._root, self.curve)
+
+    def next_fit(self) -> None:
+        """Another training of the same run begins, and its steps count from zero."""
+        self._fits += 1
+
+    def curve(self, name: str) -> str:
+        """What a metric that a module logs is called in the run: ``loss`` is ``train/loss``, ``val_loss`` ``val/loss``.
+
+        Two trainings of one run that log the same name are two curves: the second is ``train/loss/fit 2``.
+        """
+        if name == "epoch" or name.startswith(("train/", "val/")):
+            full = name
+        elif name.startswith("val_"):
+            full = f"val/{name.removeprefix('val_')}"
+        else:
+            full = f"train/{name}"
+        first = self._curves.setdefault(full, self._fits)
+        return full if name == "epoch" or first == self._fits else f"{full}/fit {self._fits}"
+
+    def x_axis(self, metrics: str, x: str) -> None:
+        """Draw ``metrics`` (a name, or the start of names and ``*``) against the metric ``x``."""
+        if self._run is not None:
+            with only_a_view("An axis"):
+                self._run.define_metric(x, hidden=True)
+                self._run.define_metric(metrics, step_metric=x)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Add one history row. It takes no step: the Lightning logger counts the steps of the same run."""
         if self._run is not None:
-            with _only_a_view("A metric"):
+            with only_a_view("A metric"):
                 self._run.log(dict(metrics))
 
     def summary(self, values: Mapping[str, object]) -> None:
         """Set values that stand for the whole run."""
         if self._run is not None:
-            with _only_a_view("A summary value"):
+            with only_a_view("A summary value"):
                 self._run.summary.update(dict(values))
 
     def rows(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Show the cell's rows as a table, at the end of the run. W&B keeps its first 10 000 rows."""
         if self._run is None:
             return
-        with _only_a_view("The table of rows"):
+        with only_a_view("The table of rows"):
             import wandb
 
             data: list[Any] = [[_table_cell(value) for value in row] for row in rows]
@@ -122,19 +154,45 @@ class Tracker:
             table.bind_to_run(self._run, "rows", 0)
             self._run.log({"rows": table})
 
+    def picture(self, name: str, pixels: Sequence[Sequence[tuple[int, int, int]]], caption: str) -> None:
+        """Show rows of red, green and blue from 0 to 255. Does nothing where pillow is not installed."""
+        if self._run is None or not pixels or importlib.util.find_spec("PIL") is None:
+            return
+        with only_a_view("A picture"):
+            import wandb
+            from PIL import Image
+
+            image = Image.new("RGB", (len(pixels[0]), len(pixels)))
+            image.putdata([pixel for line in pixels for pixel in line])
+            self._run.log({name: wandb.Image(image, caption=caption)})
+
+    def histogram(self, name: str, values: Sequence[float]) -> None:
+        """Show how values are spread."""
+        finite = [value for value in values if math.isfinite(value)]
+        if self._run is None or not finite:
+            return
+        with only_a_view("A histogram"):
+            import wandb
+
+            self._run.log({name: wandb.Histogram(finite, num_bins=32)})
+
     def finish(self, exit_code: int) -> None:
         """Close the run with the exit code of its body; ``track`` calls this."""
         if self._run is None:
             return
         try:
             self._run.finish(exit_code=exit_code)
+            lost = self.mode == "online" and _refused(self.run_dir)
+            why = "it refused to" if lost else ""
         except Exception as error:
-            what = f"did not take everything ({_first_line(error)})"
+            why = _first_line(error)
+        if why:
+            what = f"did not take everything ({why})"
             if self.mode == "online":
                 _given_up.append(f"the server {what}")
             _say(
                 f"Weights & Biases {what}; the run is kept in {self.run_dir} and can be uploaded with "
-                "`wandb sync --include-online`."
+                "`make wandb-sync` or `wandb sync --include-online`."
             )
 
 
@@ -220,6 +278,17 @@ def _start(cfg: TrackingConfig, mode: Mode, root: Path, **about: Any) -> Tracker
         return _start(cfg, "offline", root, **about)
 
 
+def _refused(run_dir: Path | None) -> bool:
+    """Whether wandb's service gave up on the server: after an answer like 401 closing a run raises nothing.
+
+    It says so in the log of the run only. Where that log is another one than today's, the answer is no.
+    """
+    with suppress(OSError):
+        log = None if run_dir is None else run_dir / "logs" / "debug-internal.log"
+        return log is not None and b"filestream: fatal error" in log.read_bytes()
+    return False
+
+
 def _online_folders(root: Path, run_id: str) -> Iterator[Path]:
     return (root / "wandb").glob(f"run-*-{run_id}")
 
@@ -246,7 +315,7 @@ def _init(cfg: TrackingConfig, mode: Mode, root: Path, **about: Any) -> wandb.Ru
     if mode == "online":
         settings.init_timeout = cfg.init_timeout
         # Named, so that it is the server whose key was found: for any other wandb would ask for one.
-        settings.base_url = _base_url()
+        settings.base_url = base_url()
     run = wandb.init(
         mode=mode,
         entity=cfg.entity,
@@ -257,22 +326,23 @@ def _init(cfg: TrackingConfig, mode: Mode, root: Path, **about: Any) -> wandb.Ru
         settings=settings,
         **about,
     )
-    run.define_metric("trainer/global_step")
-    run.define_metric("epoch")
-    run.define_metric("train/*", step_metric="trainer/global_step")
-    run.define_metric("val/*", step_metric="epoch")
+    # The x axis of curves is the optimiser's step; wandb's own step also counts tables and pictures.
+    for counter in ("trainer/global_step", "epoch"):
+        run.define_metric(counter, hidden=True)
+    for curves in ("train/*", "val/*"):
+        run.define_metric(curves, step_metric="trainer/global_step")
     return run
 
 
-def _view_logger(run: wandb.Run, root: Path) -> WandbLogger:
+def _view_logger(run: wandb.Run, root: Path, curve: Callable[[str], str]) -> WandbLogger:
     from lightning.pytorch.loggers import WandbLogger
 
     class ViewLogger(WandbLogger):
         """A WandbLogger whose failures do not end the training that it only watches."""
 
         def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-            with _only_a_view("A metric"):
-                super().log_metrics(metrics, step)
+            with only_a_view("A metric"):
+                super().log_metrics({curve(name): value for name, value in metrics.items()}, step)
 
         def log_hyperparams(self, *args: object, **kwargs: object) -> None:
             """Do nothing: the run has its whole config, and Lightning would turn nested parts into text."""
@@ -281,7 +351,8 @@ def _view_logger(run: wandb.Run, root: Path) -> WandbLogger:
 
 
 @contextmanager
-def _only_a_view(what: str) -> Iterator[None]:
+def only_a_view(what: str) -> Iterator[None]:
+    """Turn an exception of the body into one sentence: Weights & Biases must not be the reason why a cell fails."""
     try:
         yield
     except Exception as error:
@@ -329,7 +400,7 @@ def _installed() -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _base_url() -> str:
+def base_url() -> str:
     """The server that wandb would use: the environment's, else that of `wandb login --host`, else its own."""
     settings = configparser.ConfigParser(interpolation=None)
     with suppress(configparser.Error, OSError, RuntimeError, UnicodeError):
