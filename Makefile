@@ -34,7 +34,7 @@ TORCH_SIZE_    := up to 3 GB to download where pip takes the CUDA build of torch
         wandb-sync wandb-rebuild wandb-dashboard gpu-wheels clean named
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo '  TABLE="a b"  these tables only      SCALE=smoke|cpu|full|auto   JOBS=n  workers'
 	@echo '  ARGS="params.head_dim=16"  any key  TORCH=cpu  at set-up: the small build of torch'
