@@ -47,7 +47,6 @@ class Params:
     steps: int
     cooldown: float
     n_test: int
-    target: float
     weight_draws: int
     order_draws: int
     shapes: list[str]
@@ -64,7 +63,7 @@ class Params:
         in_range(self, rate_factors=(1e-3, 1e3))
         if 1 not in self.rate_factors or 1 in (min(self.rate_factors), max(self.rate_factors)):
             raise ValueError(f"rate_factors={self.rate_factors} must have 1 between others")
-        in_range(self, steps=(1, 10**6), cooldown=(0, 1), n_test=(2, 10**6), target=(0, 1), weight_draws=(2, 10**6))
+        in_range(self, steps=(1, 10**6), cooldown=(0, 1), n_test=(2, 10**6), weight_draws=(2, 10**6))
         in_range(self, order_draws=(1, 10**5), lengths=(2, 10**7), tuning_seeds=(0, 2**63 - 1))
         if self.length % 4 or self.asked > self.length // 4 or 5 * self.asked >= self.length:
             raise ValueError(f"length={self.length} must be a multiple of 4 and above 5 times asked={self.asked}")

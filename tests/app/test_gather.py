@@ -50,3 +50,17 @@ def test_two_cells_that_differ_where_their_rows_are_blank_are_two_variants(monke
     monkeypatch.setattr(gather, "own_grid", lambda table, scale: GRID)
     cells = [science([0], study="printed", protocol="A", placement=[at]) for at in ("keys", "values")]
     assert len({gather.variant(cell, {"study", "protocol"}) for cell in cells}) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ([3, 4, 5, 6], "[3..6]"),
+        ([0.25, 0.5, 1.0, 2.0], "[0.25,0.5,1,2]"),
+        ([1.0, 2.0, 3.0, 4.0], "[1,2,3,4]"),
+        (["a", "b", "c", "d"], "[a,b,c,d]"),
+        ([[1, 2], [3]], "[[1,2],[3]]"),
+    ],
+)
+def test_lists_of_anything_can_be_shown(value: list[Any], shown: str) -> None:
+    assert gather._show(value) == shown

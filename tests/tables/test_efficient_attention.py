@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def test_a_local_linear_attention_would_bear_the_claim_out(root: Path, tmp_path:
         ({"quantity": "permutation_error_eps", "network": "linear"}, 1e3, "linear changes by 1e+03 eps"),
         ({"quantity": "order_broken", "network": "strided"}, 1e-5, "strided changes by 1e-05 only"),
         ({"quantity": "uniform_locality", "network": "full"}, 0.5, "uniform_locality of full is 0.5"),
-        ({"quantity": "parameters", "network": "low_rank"}, 5000.0, "low_rank has 5000 parameters"),
+        ({"quantity": "parameters", "network": "low_rank"}, 10560.0, "low_rank has 10560 parameters"),
         ({"quantity": "flops", "network": "window", "length": "64"}, 1.0, "flops of window is 1"),
         ({"quantity": "accuracy", "network": "full", "part": "near"}, 0.5, "full answers 0.500 of the near"),
         ({"quantity": "accuracy", "network": "window", "part": "near"}, 0.5, "window answers 0.500 of the near"),
@@ -137,28 +138,66 @@ def test_an_impossible_value_is_noticed(
     assert any(problem in found for found in change(root, tmp_path / "r", trained, edit).problems)
 
 
-def test_a_window_that_sees_far_and_a_rate_at_the_end_are_noticed(root: Path, tmp_path: Path) -> None:
+def test_a_window_that_sees_far_is_noticed(root: Path, tmp_path: Path) -> None:
     def edit(row: dict[str, str]) -> None:
         if row["quantity"] == "accuracy" and row["network"] == "window" and row["part"] == "far":
             row["value"] = repr(0.5 + int(row["seed"]) * 1e-3 if row["source"] == "measured" else 0.125)
-        if row["quantity"] == "validation_accuracy" and row["network"] == "full":
-            row["value"] = repr(float(row["learning_rate"]))
 
     problems = change(root, tmp_path / "r", trained, edit).problems
     assert any("a window answers 0.502 of the far questions, which it cannot see" in found for found in problems)
-    assert not any("best learning rate" in found for found in problems)
 
-    def raised(row: dict[str, str]) -> None:
+
+USED = 0.02  # by full attention, between half and double
+TWICE = 0.04
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "problem"),
+    [
+        # By rate, of the two tuning seeds: first what must pass.
+        ({USED: (0.9, 0.9), TWICE: (0.5, 0.5)}, ""),
+        ({USED: (0.9, 0.9), TWICE: (0.95, 0.86)}, ""),
+        ({USED: (0.9, 0.8), TWICE: (0.96, 0.80)}, ""),
+        ({USED: (0.9, 0.9), TWICE: (math.nan, 0.99)}, ""),
+        ({USED: (0.9, 0.9), TWICE: (0.91, 0.91)}, "full uses learning rate 0.02, the best on validation data is 0.04"),
+        ({USED: (0.9, 0.8), TWICE: (0.96, 0.84)}, "full uses learning rate 0.02, the best on validation data is 0.04"),
+        ({USED: (0.4, 0.4), TWICE: (0.3, 0.3)}, "full uses learning rate 0.02, the best on validation data is 0.01"),
+        ({USED: (0.9, math.nan), TWICE: (0.5, 0.5)}, "full uses learning rate 0.02, which was not tried"),
+    ],
+)
+def test_the_rate_that_is_used_must_be_the_best(
+    root: Path, tmp_path: Path, accuracies: dict[float, tuple[float, float]], problem: str
+) -> None:
+    assert used_rate("full") == USED
+
+    def edit(row: dict[str, str]) -> None:
         if row["quantity"] == "validation_accuracy" and row["network"] == "full":
-            row["value"] = repr(10 * float(row["learning_rate"]))
+            values = accuracies.get(float(row["learning_rate"]), (0.5, 0.5))
+            row["value"] = repr(values[int(row["seed"]) % 1000])
+            row["status"] = "ok" if math.isfinite(float(row["value"])) else "failed: diverged"
 
-    problems = change(root, tmp_path / "s", trained, raised).problems
-    assert any("the best learning rate of full lies at an end of the grid" in found for found in problems)
+    problems = change(root, tmp_path / "r", trained, edit).problems
+    rates = [found for found in problems if "learning rate" in found]
+    assert len(rates) == bool(problem) and all(problem in found for found in rates)
+
+
+@pytest.mark.parametrize(("shift", "end"), [(2.0, True), (0.5, True), (1.0, False)])
+def test_a_rate_at_an_end_of_the_grid_is_noticed(root: Path, tmp_path: Path, shift: float, end: bool) -> None:
+    """The grid around another rate than the one that is used; what was used is best in it nevertheless."""
+
+    def edit(row: dict[str, str]) -> None:
+        if row["quantity"] == "validation_accuracy" and row["network"] == "full":
+            row["learning_rate"] = f"{float(row['learning_rate']) * shift:g}"
+            row["value"] = "0.9" if float(row["learning_rate"]) == USED else "0.5"
+
+    problems = change(root, tmp_path / "r", trained, edit).problems
+    assert ("full uses learning rate 0.02, an end of the grid" in " ".join(problems)) == end
 
 
 # --- faults in what is measured ---
 
 
+@pytest.mark.slow
 def test_a_window_that_is_one_wider_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def wider(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, width: int) -> torch.Tensor:
         return true(query, key, value, width + 2)
@@ -187,6 +226,7 @@ def test_questions_are_read_where_they_stand() -> None:
     assert torch.equal(encoders._asked(position, batch)[..., 0].long(), batch.places)
 
 
+@pytest.mark.slow
 def test_every_rate_trains_as_if_it_were_alone() -> None:
     def final(rates: list[float]) -> Any:
         from attnrepro.training.trainer import make_trainer

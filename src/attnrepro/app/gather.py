@@ -145,7 +145,8 @@ def _data_name(science: Mapping[str, Any]) -> str:
 def _show(value: object) -> str:
     if not isinstance(value, list):
         return text(value)
-    if len(value) > 3 and value == list(range(value[0], value[0] + len(value))):
+    whole = len(value) > 3 and all(isinstance(one, int) for one in value)
+    if whole and value == list(range(value[0], value[0] + len(value))):
         return f"[{value[0]}..{value[-1]}]"
     return "[" + ",".join(map(_show, value)) + "]"
 
