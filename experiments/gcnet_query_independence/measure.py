@@ -97,7 +97,10 @@ class Photographs:
 
 
 class Maps(FreshTraining):
-    """One training of one seed, with the distances between its attention maps at the start and at the end."""
+    """One training of one seed, with the distances between its attention maps at the start and at the end.
+
+    Without a block there are no maps: only what a block would read is compared.
+    """
 
     def __init__(self, p: Params, source: Drawn | Photographs, seed: int, learning_rate: float) -> None:
         self.p, self.seed, self.learning_rate = p, seed, learning_rate
@@ -130,8 +133,10 @@ class Maps(FreshTraining):
         net: Any = copy.deepcopy(self.model).train(phase == "start")
         with torch.no_grad():
             x = net.windows(self.images[: self.p.n_maps])
-            found = map_distances(net.block.attention(x))
-            found["input_distance"] = mean_distance(x.flatten(-2).mT)
+            found = {"input_distance": mean_distance(x.flatten(-2).mT)}
+            if self.p.block == "none":
+                return found
+            found |= map_distances(net.block.attention(x))
             if phase == "end":
                 found["output_distance"] = mean_distance((net.block(x) - x).flatten(-2).mT)
                 if isinstance(net.block, NonLocal):
@@ -190,7 +195,15 @@ def map_distances(maps: Tensor) -> dict[str, float]:
 
 
 def with_shared_map(net: BlockCNN, images: Tensor) -> Tensor:
-    """Logits where every query of a Non-local block takes in with the mean of all queries' maps."""
+    """Logits of a Non-local model when one attention map, the mean over all queries, replaces those of all queries.
+
+    Args:
+        net: a model whose block is `NonLocal`.
+        images: ``[n, in_channels, height, width]``.
+
+    Returns:
+        Logits, of the shape that the model itself gives.
+    """
     block: Any = net.block
     x = net.windows(images)
     value = block._pooled(block.g(x)).flatten(-2).mT

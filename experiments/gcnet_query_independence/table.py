@@ -16,7 +16,10 @@ NESTED = True
 
 STUDIES = ("maps", "tuning", "formula")
 TASKS = ("same_different", "far_cue", "fashion_mnist")
-BLOCKS = (*("global_context", "non_local", "non_local_gaussian", "non_local_dot_product", "non_local_concatenation"),)
+BLOCKS = (
+    *("none", "global_context", "non_local", "non_local_gaussian", "non_local_dot_product"),
+    "non_local_concatenation",
+)
 FORMS = ("as_printed", "paper")
 # Pixels that the cells of same_different are moved apart by, so that each is two places wide.
 MORE = 1
@@ -86,7 +89,7 @@ def seconds(cell: Cell) -> float:
     p = cell.params
     if p.study == "formula":
         return 1.0 + 0.005 * p.draws * len(p.shapes)
-    update = 0.007 if p.block == "global_context" else 0.011
+    update = {"none": 0.006, "global_context": 0.007}.get(p.block, 0.011)
     read = p.n_validation if p.study == "tuning" else 2 * p.n_test
     return 0.3 + len(cell.seeds) * len(p.learning_rate) * update * (p.steps() + read / 64 / 3)
 

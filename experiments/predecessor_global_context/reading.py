@@ -67,6 +67,11 @@ class Curves:
         """Accuracies after so many updates, by seed."""
         return self.found.get(arm, {}).get(updates, {})
 
+    def tuned_for(self, arm: Arm, updates: int) -> bool:
+        """Whether the rate of an arm was chosen for so many updates: those of its training, of CONTROL the budget."""
+        chosen = self.budget(arm[0]) if arm[2] == CONTROL else max(self.found[arm])
+        return chosen == updates
+
     def off(self, arm: Arm, updates: int) -> tuple[int, int]:
         """How many seeds are above the bound after so many updates, and how many there are."""
         values = self.at(arm, updates).values()
@@ -139,10 +144,15 @@ def _paired(first: Mapping[str, float], second: Mapping[str, float]) -> list[flo
 
 
 def _leads(curves: Curves) -> Iterator[dict[str, object]]:
-    """Over no block at the budget, and of what attends over the control and over GC, as "a - b"."""
+    """Over no block at the budget, and of what attends over the control and over GC, as "a - b".
+
+    Only of what was tuned for that budget.
+    """
     for arm in curves.found:
         task, readout, block = arm
         budget = curves.budget(task)
+        if not curves.tuned_for(arm, budget):
+            continue
         pairs = [(block, readout, BASE, "linear")] if block != BASE else []
         pairs += [(block, readout, other, "linear") for other in (CONTROL, "global_context") if block in JUDGED]
         if readout == "hidden":
@@ -305,23 +315,26 @@ def _arms(curves: Curves, task: str) -> list[Arm]:
 def _relation_in_words(frame: pd.DataFrame, curves: Curves) -> Iterator[str]:
     task = "same_different"
     budget = curves.budget(task)
-    parts = [_arm_in_words(curves, arm, budget) for arm in _arms(curves, task) if curves.at(arm, budget)]
+    arms = _arms(curves, task)
+    parts = [_arm_in_words(curves, arm, budget) for arm in arms if curves.tuned_for(arm, budget)]
     if not budget or not parts:
         return
     yield (
         f"Relation of two distant glyphs, median accuracy after {budget} updates and seeds above"
         f" {curves.bound[task]:.2g}, which no sum over windows exceeds: {'; '.join(parts)}."
     )
-    arm = (task, "linear", CONTROL)
-    if arm in curves.found and (end := max(curves.found[arm])) > budget:
-        yield f"After {end} updates: {_arm_in_words(curves, arm, end)}."
+    longer = [(arm, end) for arm in arms if (end := max(curves.found[arm])) > budget]
+    if longer:
+        parts = [f"{_arm_in_words(curves, arm, end)} after {end}" for arm, end in longer]
+        yield f"Trained longer: {'; '.join(parts)}."
+    yield from _control_in_words(curves, task, budget)
     starts = frame[(frame.quantity == "updates_to_take_off") & (frame.statistic == "median") & (frame.task == task)]
     if len(starts):
         parts = [f"{WORDS[r.block]} {r.estimate:.0f}" for r in starts.sort_values("estimate").itertuples()]
         yield f"Median updates until it took off: {', '.join(parts)}."
     late = frame[(frame.quantity == "take_off_delay") & (frame.block == f"{CONTROL} - global_context") & (frame.n > 1)]
     for r in late.itertuples():
-        yield f"The plain mean took {r.estimate:.0f} [{r.ci_low:.0f}, {r.ci_high:.0f}] updates longer than GC."
+        yield f"The plain mean took off {r.estimate:.0f} [{r.ci_low:.0f}, {r.ci_high:.0f}] updates later than GC."
     pair = "global_context - global_average"
     leads = frame[(frame.quantity == "accuracy_lead") & (frame.block == pair) & (frame.task == task) & (frame.n > 1)]
     for r in leads.itertuples():
@@ -329,6 +342,22 @@ def _relation_in_words(frame: pd.DataFrame, curves: Curves) -> Iterator[str]:
             f"Attention in place of the mean (GC less global average, after {r.updates} updates):"
             f" {r.estimate:+.3f} [{r.ci_low:+.3f}, {r.ci_high:+.3f}]."
         )
+
+
+def _control_in_words(curves: Curves, task: str, budget: int) -> Iterator[str]:
+    """Whether the plain mean needs more than the budget, at a rate that was chosen for it."""
+    arm = (task, "linear", CONTROL)
+    if not curves.at(arm, budget) or (end := max(curves.found[arm])) <= budget:
+        return
+    within, later = (statistics.median(curves.at(arm, updates).values()) for updates in (budget, end))
+    if within >= REACHED:
+        yield (
+            "Against the expectation, the plain mean does not need the longer budget here: at a rate chosen for"
+            f" {budget} updates its median is {within:.3f} within them and {later:.3f} after {end}. It is only later."
+        )
+    else:
+        medians = f"median {within:.3f} after {budget} updates, {later:.3f} after {end}"
+        yield f"The plain mean needs a longer budget: {medians}."
 
 
 def _dense_in_words(frame: pd.DataFrame, curves: Curves) -> Iterator[str]:

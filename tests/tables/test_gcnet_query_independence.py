@@ -20,6 +20,7 @@ from attnrepro.config import BadInput, load_yaml
 from attnrepro.nn.block_cnn import BlockCNN, seeded_block_cnn
 from attnrepro.nn.global_context import GlobalContext, global_context_as_printed
 from attnrepro.tables.gcnet_query_independence import measure, reading, table
+from attnrepro.training.trainer import make_trainer
 
 from . import harness
 
@@ -114,7 +115,28 @@ def test_blocks_see_the_same_images_and_the_whole_training_is_one_stretch() -> N
     assert torch.equal(jobs[0].module.images, jobs[1].module.images)  # type: ignore[arg-type]
     assert [len(job.fit) for job in jobs] == [1, 1]
     assert jobs[0].max_steps == 10
-    assert measure.build(cell_of("params.most_updates=null"))[0].max_steps == 200
+    assert measure.build(cell_of("params.most_updates=null", "params.updates=200"))[0].max_steps == 200
+
+
+def test_without_a_block_only_what_would_be_read_is_compared() -> None:
+    (job,) = measure.build(cell_of("params.block=none", "params.n_test=50"))
+    make_trainer(cell_of(), max_steps=job.max_steps).fit(job.module, job.fit)
+    rows = job.module.rows()
+    assert {(row.quantity, row.axes.get("phase", "")) for row in rows} == {
+        *(("accuracy", ""), ("loss", "")),
+        *(("input_distance", "start"), ("input_distance", "end")),
+    }
+
+
+def test_whoever_is_compared_on_a_task_is_trained_there_with_the_same_seeds_and_updates() -> None:
+    about = load_yaml(paths.conf_dir() / "experiment" / f"{NAME}.yaml")
+    for scale in ("cpu", "full"):
+        main, *others = [{"params.block": about["scales"][scale]["blocks"]}, *about["scales"][scale]["also"]]
+        grids = [grid for grid in others if grid.get("params.task") and "params.study" not in grid]
+        blocks = {grid["params.task"]: grid["params.block"].split(",") for grid in grids}
+        assert set(blocks) == {"same_different", "far_cue"} and len(grids) == 2
+        assert all({"none", "non_local"} <= set(names) for names in [main["params.block"].split(","), *blocks.values()])
+        assert {grid["params.updates"] for grid in grids} == {"200"}
 
 
 def test_reported_seeds_choose_nothing() -> None:
@@ -127,7 +149,7 @@ def test_reported_seeds_choose_nothing() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("params.block=swin", "params.block=swin must be one of global_context, non_local"),
+        ("params.block=swin", "params.block=swin must be one of none, global_context"),
         ("params.updates=15", "updates=15 must be a multiple of 10"),
         ("params.shapes=[8x3x3]", "must be channels x height x width"),
         ("params.learning_rate=[0.1,0.2]", "must be one value unless study=tuning"),
@@ -188,7 +210,9 @@ def test_weights_that_count_would_not_be_a_source_error(root: Path, tmp_path: Pa
 VALUES: dict[tuple[str, str, str, str], tuple[float, ...]] = {
     ("accuracy", "same_different", "non_local", ""): (0.99, 0.98, 1.0, 0.97, 0.99),
     ("accuracy", "same_different", "global_context", ""): (0.99, 0.99, 0.99, 0.98, 1.0),
+    ("accuracy", "same_different", "none", ""): (0.502, 0.513, 0.488, 0.495, 0.524),
     ("accuracy", "far_cue", "non_local", ""): (1.0, 0.99, 1.0, 0.98, 1.0),
+    ("accuracy", "fashion_mnist", "non_local", ""): (0.79, 0.78, 0.8, 0.79, 0.79),
     ("accuracy_shared_map", "same_different", "non_local", "end"): (0.99, 0.98, 1.0, 0.97, 0.99),
     ("accuracy_shared_map", "far_cue", "non_local", "end"): (0.51, 0.55, 0.6, 0.49, 0.5),
     ("attention_distance", "same_different", "non_local", "start"): (0.01, 0.012, 0.011, 0.009, 0.01),
@@ -229,6 +253,14 @@ def test_growth_alikeness_lead_and_cost_are_paired_by_seed() -> None:
     growth = found["attention_distance_growth", "same_different", "non_local"]
     assert growth["seeds"] == pytest.approx((0.1, 0.148, 0.119, 0.111, 0.09))
     assert found["alikeness", "same_different", "non_local"]["seeds"] == pytest.approx((0.19, 0.15, 0.2, 0.18, 0.19))
+    # Untrained .19, .198, .189, .191, .21.
+    change = found["alikeness_growth", "same_different", "non_local"]
+    assert change["seeds"] == pytest.approx((0.0, -0.048, 0.011, -0.011, -0.02))
+    assert change["phase"] == "end - start"
+    over = found["lead", "same_different", "global_context - none"]
+    assert over["seeds"] == pytest.approx((0.488, 0.477, 0.502, 0.485, 0.476))
+    assert ("lead", "same_different", "none - none") not in found
+    assert ("lead", "same_different", "global_context - none") in found
     lead = found["lead", "same_different", "global_context - non_local"]
     assert lead["seeds"] == pytest.approx((0.0, 0.01, -0.01, 0.01, 0.01))
     assert found["shared_map_cost", "far_cue", "non_local"]["seeds"] == pytest.approx((0.49, 0.44, 0.4, 0.49, 0.5))
@@ -241,18 +273,50 @@ def test_verdicts_follow_the_seeds() -> None:
         printed = report.published_lines(NAME)
         report._derive(group, reading, printed)
         judged = [r for r in report._judged_lines(group, reading, printed) if r.get("claim") and r["n"]]
-        return {(r["claim"], r["task"]): r["verdict"] for r in judged}
+        return {(r["claim"], r["task"], r["block"]): r["verdict"] for r in judged}
 
     def worse(line: dict[str, Any]) -> None:
         if line["block"] == "global_context" and line["quantity"] == "accuracy":
             line["by_seed"] = {seed: value - 0.1 for seed, value in line["by_seed"].items()}
 
+    def useless(line: dict[str, Any]) -> None:
+        if line["quantity"] == "accuracy" and line["task"] == "same_different":
+            line["by_seed"] = {seed: 0.5 + 0.01 * int(seed) * (line["block"] == "none") for seed in "01234"}
+
+    def alike(line: dict[str, Any]) -> None:
+        if (line["quantity"], line["phase"]) == ("attention_distance", "end") and line["block"] == "non_local":
+            line["by_seed"] = {seed: value / 100 for seed, value in line["by_seed"].items()}
+
+    pair, over = "global_context - non_local", "global_context - none"
     found = words(lambda line: None)
-    assert found["gcnet-as-good", "same_different"] == "REPRODUCED"
-    assert found["gcnet-maps-alike", "same_different"] == "TREND_HOLDS"
-    assert found["gcnet-training-parts-maps", "same_different"] == "TREND_HOLDS"
-    assert found["gcnet-one-map-enough", "far_cue"] == "DIFFERS"
-    assert words(worse)["gcnet-as-good", "same_different"] == "DIFFERS"
+    assert found["gcnet-as-good", "same_different", pair] == "REPRODUCED"
+    assert found["gcnet-as-good", "same_different", over] == "TREND_HOLDS"
+    assert found["gcnet-maps-alike", "same_different", "non_local"] == "INCONCLUSIVE"
+    assert found["gcnet-training-parts-maps", "same_different", "non_local"] == "TREND_HOLDS"
+    assert found["gcnet-one-map-enough", "far_cue", "non_local"] == "DIFFERS"
+    assert words(worse)["gcnet-as-good", "same_different", pair] == "DIFFERS"
+    # Two blocks that add nothing are as good as each other, and fail nevertheless.
+    nothing = words(useless)
+    assert nothing["gcnet-as-good", "same_different", pair] == "REPRODUCED"
+    assert nothing["gcnet-as-good", "same_different", over] != "TREND_HOLDS"
+    drawn = words(alike)
+    assert drawn["gcnet-maps-alike", "same_different", "non_local"] == "TREND_HOLDS"
+    assert drawn["gcnet-training-parts-maps", "same_different", "non_local"] == "TREND_FAILS"
+
+
+def test_controls_see_a_training_that_learned_nothing_and_a_task_that_needs_no_block() -> None:
+    def low(line: dict[str, Any]) -> None:
+        if (line["quantity"], line["task"], line["block"]) == ("accuracy", "fashion_mnist", "non_local"):
+            line["by_seed"] = {seed: value - 0.1 for seed, value in line["by_seed"].items()}
+
+    def high(line: dict[str, Any]) -> None:
+        if (line["quantity"], line["block"]) == ("accuracy", "none"):
+            line["by_seed"] = {seed: value + 0.45 for seed, value in line["by_seed"].items()}
+
+    assert reading.controls(recorded(low).frame()) == ["Non-local on Fashion-MNIST: median accuracy 0.690, not 0.75"]
+    assert reading.controls(recorded(high).frame()) == [
+        "no block on the relation of two glyphs: median accuracy 0.952: the task needs no block"
+    ]
 
 
 def test_controls_see_a_map_that_differs_from_itself_and_a_mean_that_is_not_linear() -> None:
@@ -284,17 +348,38 @@ def test_rates_must_be_the_best_inside_the_grid(best: float, count: int) -> None
         lines.append({**lines[0], **line, "estimate": value, "n": 2, "n_failed": 0})
     problems = reading.controls(report.Group("", "here", "cpu", own=True, stale=False, lines=lines).frame())
     assert len(problems) == count
+    other = {**lines[0], "task": "fashion_mnist", "readout": "mean", "block": "none", "quantity": "accuracy"}
+    lines.append({**other, "phase": "", "by_seed": {"0": 0.8}})
+    problems = reading.controls(report.Group("", "here", "cpu", own=True, stale=False, lines=lines).frame())
+    assert "none on Fashion-MNIST: its rate was never chosen, those of others were" in problems
 
 
 def test_the_answer_and_the_chart_say_what_the_rows_say() -> None:
     group = recorded()
     report._derive(group, reading, [])
     words = reading.answer(group.frame())
-    assert "the relation of two glyphs 0.124 [" in words
+    assert (
+        "the relation of two glyphs trained 0.124 against 0.306, untrained 0.010 against 0.206 (maps +0.114 [" in words
+    )
+    assert "the relation of two glyphs -0.014 [-0.042, +0.014] (+0.196 before, +0.182 after)" in words
+    assert "without a block, at an equal budget: the relation of two glyphs global context +0.486 [" in words
+    assert "Non-local +0.482 [" in words
     assert "a label at each place +0.464 [" in words
-    assert "Global context less Non-local, accuracy at an equal budget: the relation of two glyphs +0.004" in words
+    assert "Global context less Non-local: the relation of two glyphs +0.004" in words
     (chart,) = reading.charts(group.frame())
     assert "distance between two queries" in chart["title"]
+
+
+def test_the_answer_says_where_no_block_adds_anything() -> None:
+    def idle(line: dict[str, Any]) -> None:
+        if line["quantity"] == "accuracy" and line["task"] == "same_different" and line["block"] != "none":
+            line["by_seed"] = {seed: 0.5 + 0.001 * int(seed) for seed in "01234"}
+
+    said = "says little on the relation of two glyphs, where neither was seen to add anything"
+    for edit, expected in ((idle, True), (lambda line: None, False)):
+        group = recorded(edit)
+        report._derive(group, reading, [])
+        assert (said in reading.answer(group.frame())) is expected
 
 
 def test_a_model_that_reads_places_is_no_mean() -> None:

@@ -87,7 +87,7 @@ def test_budgets_are_multiples_and_smoke_cuts_them_short() -> None:
     assert cell_of("params.budgets=3").params.updates() == 10
 
 
-def test_reported_seeds_choose_nothing_and_every_arm_of_scale_full_is_tuned_at_its_own_budget() -> None:
+def test_reported_seeds_choose_nothing_and_every_arm_of_scale_full_is_tuned_at_the_budget_it_is_judged_at() -> None:
     about = load_yaml(paths.conf_dir() / "experiment" / f"{NAME}.yaml")
     grids = about["scales"]["full"]["also"]
     tuning = [grid for grid in grids if grid.get("params.study") == "tuning"]
@@ -109,7 +109,10 @@ def test_reported_seeds_choose_nothing_and_every_arm_of_scale_full_is_tuned_at_i
         ("far_cue", "linear", "none", "1"),
         ("far_cue", "linear", "global_context", "1"),
     }
-    assert arms(tuning) == trained - untunable
+    # Trained on for three budgets, the control is judged at one, as what it is compared with.
+    control = ("same_different", "linear", "global_average")
+    assert (*control, "3") in trained
+    assert arms(tuning) == trained - untunable - {(*control, "3")} | {(*control, "1")}
     rates = reading.rates()
     assert all(rates[task][readout][block] > 0 for task, readout, block, _ in trained)
     assert set(table.BLOCKS) == {block for _, _, block, _ in trained} <= set(BLOCKS)
@@ -398,13 +401,39 @@ def test_verdicts_follow_the_seeds() -> None:
     assert found["context-place-by-place", "global_context - global_context"] == "TREND_HOLDS"
 
 
+def test_a_plain_mean_that_gets_there_within_the_budget_is_said_not_to_need_a_longer_one() -> None:
+    def quick(line: dict[str, Any]) -> None:
+        if (line["block"], line["quantity"], line["updates"]) == ("global_average", "accuracy", "200"):
+            line["by_seed"] = dict(zip("01234", (1.0, 0.8, 0.99, 1.0, 0.98), strict=True))
+
+    words = reading.answer(recorded(quick).frame())
+    assert "the plain mean does not need the longer budget here" in words
+    assert "its median is 0.990 within them and 0.850 after 600. It is only later." in words
+
+
+def test_what_was_tuned_for_a_longer_training_is_not_compared_at_the_budget() -> None:
+    def longer(line: dict[str, Any]) -> None:
+        if line["block"] == "multi_head" and line["quantity"] == "accuracy":
+            line["block"] = "squeeze_excitation"
+
+    group = recorded(longer)
+    late = [line for line in group.lines if line["block"] == "squeeze_excitation" and line["quantity"] == "accuracy"]
+    at = ("accuracy_lead", "paired_difference", "same_different", "linear", "squeeze_excitation - none", "200")
+    assert at in derived(group)
+    group.lines.append({**late[0], "updates": "600"})
+    assert at not in derived(group)
+    words = reading.answer(group.frame())
+    assert "SE 1.000 (5 of 5) after 600" in words and "SE 1.000 (5 of 5);" not in words
+
+
 def test_the_answer_and_charts_say_what_the_rows_say() -> None:
     group = recorded()
     report._derive(group, reading, [])
     words = reading.answer(group.frame())
     assert "no block 0.500 (0 of 5)" in words
     assert "Non-local 0.960 (4 of 5)" in words
-    assert "After 600 updates: global average 0.850 (5 of 5)." in words
+    assert "Trained longer: global average 0.850 (5 of 5) after 600." in words
+    assert "The plain mean needs a longer budget: median 0.600 after 200 updates, 0.850 after 600." in words
     assert "GC 0.500 (0 of 5); GC with a hidden layer 0.990 (5 of 5)" in words
     titles = [chart["title"] for chart in reading.charts(group.frame())]
     assert titles == [
