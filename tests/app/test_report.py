@@ -8,7 +8,7 @@ import pytest
 
 from attnrepro import paths
 from attnrepro.app import report
-from attnrepro.app.gather import estimate
+from attnrepro.app.gather import Group, estimate
 from attnrepro.config import table_module
 from attnrepro.results.claims import load_claims
 from attnrepro.results.published import load_published, register
@@ -171,3 +171,47 @@ def test_a_structural_line_is_judged_in_the_units_of_its_table(inside: Inside, h
     assert inside.build().problems == []
     words = {line["claim"]: line["verdict"] for line in inside.table() if line["claim"]}
     assert words == {"toy-exact": "REPRODUCED", "toy-sampling": "WITHIN_NOISE", "toy-structural": verdict}
+
+
+def seeds_of(*lines: dict[str, object]) -> list[dict[str, object]]:
+    shown = Group("", "here", "cpu", own=True, stale=False)
+    base = {"variant": "", "environment": "here", "scale": "cpu", "claim": "c", "statistic": "mean"}
+    ends = {"estimate": 0.5, "ci_low": 0.4, "ci_high": 0.6}
+    made = report.TableReport("t", {}, ("model", "step"), shown=shown)
+    made.lines = [{**base, **ends, **line} for line in lines]
+    return report._seed_charts(made)
+
+
+def test_every_seed_is_a_point() -> None:
+    (chart,) = seeds_of(
+        {"model": "a", "step": "1", "quantity": "loss", "seeds": (0.1, 0.9)},
+        {"model": "b", "step": "1", "quantity": "loss", "seeds": (0.2, 0.3, 0.4)},
+        {"model": "b", "step": "1", "quantity": "loss", "seeds": (0.2, 0.3), "claim": ""},
+        {"model": "b", "step": "1", "quantity": "time", "seeds": (0.7,)},
+        {"model": "b", "step": "1", "quantity": "time", "seeds": (0.7, 0.8), "scale": "full"},
+    )
+    points, interval, mean = (layer["data"]["values"] for layer in chart["layer"])
+    assert [(point["where"], point["value"]) for point in points] == [
+        ("model=a", 0.1),
+        ("model=a", 0.9),
+        ("model=b", 0.2),
+        ("model=b", 0.3),
+        ("model=b", 0.4),
+    ]
+    assert interval == mean == [{"where": f"model={name}", "estimate": 0.5, "low": 0.4, "high": 0.6} for name in "ab"]
+    assert chart["title"] == "each seed: loss mean"
+
+
+def test_many_seeds_become_quantiles() -> None:
+    (chart,) = seeds_of({"model": "a", "step": "", "quantity": "loss", "seeds": tuple(range(301))})
+    points = chart["layer"][0]["data"]["values"]
+    assert [point["value"] for point in points] == [0, 75, 150, 225, 300]
+    assert {point["where"] for point in points} == {"all"}
+    assert chart["title"].startswith("quartiles and extremes of the seeds")
+    few = seeds_of({"model": "a", "step": "", "quantity": "loss", "seeds": tuple(range(300))})
+    assert len(few[0]["layer"][0]["data"]["values"]) == 300
+
+
+def test_no_more_than_a_few_charts_of_seeds() -> None:
+    lines = [{"model": "a", "step": "", "quantity": f"q{i}", "seeds": (1.0, 2.0)} for i in range(9)]
+    assert len(seeds_of(*lines)) == report.SEED_CHARTS

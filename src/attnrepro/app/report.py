@@ -483,14 +483,17 @@ def _seed_charts(report: TableReport) -> list[dict[str, Any]]:
     """The single seeds behind what was printed: points, or quantiles where there are too many."""
     if report.shown is None:
         return []
-    found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    found: dict[str, list[Mapping[str, Any]]] = {}
     for line in report.lines:
-        seeds = line.get("seeds") or ()
-        if line.get("claim") and report.shows(line) and len(seeds) > 1:
-            where = ", ".join(f"{axis}={line[axis]}" for axis in report.axes if line[axis]) or report.name
-            found.setdefault(f"{line['quantity']} {line['statistic']}", []).append((where, line))
+        if line.get("claim") and report.shows(line) and len(line.get("seeds") or ()) > 1:
+            found.setdefault(f"{line['quantity']} {line['statistic']}", []).append(line)
     charts = []
-    for what, lines in sorted(found.items(), key=lambda item: -len(item[1]))[:SEED_CHARTS]:
+    for what, members in sorted(found.items(), key=lambda item: -len(item[1]))[:SEED_CHARTS]:
+        # What is the same for all of them need not be said on every line.
+        varying = [axis for axis in report.axes if len({line[axis] for line in members}) > 1]
+        lines = [
+            (", ".join(f"{axis}={line[axis]}" for axis in varying if line[axis]) or "all", line) for line in members
+        ]
         many = sum(len(line["seeds"]) for _, line in lines) > SEED_POINTS
         points = [
             {"where": where, "value": value, "what": name}
@@ -516,7 +519,7 @@ def _strip(
     what: str, points: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]], many: bool
 ) -> dict[str, Any]:
     words = "quartiles and extremes of the seeds" if many else "each seed"
-    y = {"field": "where", "type": "nominal", "title": None, "axis": {"labelLimit": 320}, "sort": None}
+    y = {"field": "where", "type": "nominal", "title": None, "axis": {"labelLimit": 280}, "sort": None}
     x = {"type": "quantitative", "title": what, "scale": {"zero": False}}
     tooltip = [{"field": "what"}, {"field": "value", "type": "quantitative"}, {"field": "where"}]
     return {
