@@ -12,7 +12,7 @@ from attnrepro.theory.image_models import PRESETS
 
 NAME = "distillation"
 AXES = ("data", "arm", "augmentation", "n_train", "learning_rate")
-# Scale full trains on more images and without augmentation besides; a cell of scale cpu is the same at every scale.
+# Scale full trains on more images besides; a cell of scale cpu is the same at every scale.
 NESTED = True
 
 STUDIES = ("training", "tuning")
