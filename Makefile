@@ -50,7 +50,7 @@ $(VENV)/.current: pyproject.toml constraints.txt
 	  $(if $(TORCH),'torch==2.13.0+$(TORCH)') -c constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce-all: setup ## every table, reports and dashboard; finished cells are reused (40 min)
+reproduce-all: setup ## every table, reports and dashboard; finished cells are reused (50 min)
 	@$(PY) scripts/reproduce.py $(if $(JOBS),--jobs $(JOBS)) scale=$(SCALE) $(ARGS)
 
 named:
@@ -65,11 +65,11 @@ plan: setup ## what reproduce would run and reuse, and for how long (1 s)
 smoke: setup ## every table once through at the smallest size, leaves nothing behind (60 s)
 	@$(PY) scripts/smoke.py $(TABLE)
 
-tables: setup ## results/tables, REPORT.md, README block and dashboard from recorded rows (3 s)
+tables: setup ## results/tables, REPORT.md, README block and dashboard from recorded rows (1 min)
 	@$(PY) scripts/tables.py
 
 ifdef SERVE
-dashboard: setup ## results/dashboard.html (3 s); SERVE=1 serves it while a sweep runs (PORT=8000)
+dashboard: setup ## results/dashboard.html (1 min); SERVE=1 serves it while a sweep runs (PORT=8000)
 	@$(PY) scripts/dashboard.py --port $(PORT) --scale $(SCALE)
 else
 dashboard: tables
@@ -82,7 +82,7 @@ figures: setup ## results/figures: charts as SVG and PDF, printed values as LaTe
 status: setup ## cells done, running, failed and open, and verdicts of every table at SCALE (10 s)
 	@$(PY) scripts/status.py --scale $(SCALE) $(TABLE)
 
-accept: setup ## your finished cells become the committed reference, all or TABLE (1 s)
+accept: setup ## your finished cells become the committed reference, all or TABLE (1 min)
 	@$(PY) scripts/accept.py $(TABLE)
 
 verify: setup ## is everything committed consistent? rows, claims, tables, README block (2 s)
@@ -103,7 +103,7 @@ wandb-rebuild: setup ## the whole project in Weights & Biases from recorded rows
 wandb-dashboard: setup ## workspace and report for Weights & Biases as JSON; POST=1 sends them (10 s)
 	@$(PY) scripts/wandb_dashboard.py $(if $(POST),--post) $(ARGS)
 
-test: lint ## lint, types, all tests, verify, smoke (13 min)
+test: lint ## lint, types, all tests, verify, smoke (18 min)
 	@$(ONE) $(PY) -m pytest -n auto
 	@$(PY) scripts/verify.py
 	@$(PY) scripts/smoke.py
