@@ -184,7 +184,8 @@ def _structure(p: Params) -> Made:
                     else closed.prototypical_comparison(p.width, maps, ways, queries)
                 )
                 at: dict[str, object] = {"task": task, "network": network}
-                yield "parameters", "exact", once.parameters + compared.parameters, at
+                if shape == p.shapes[0]:  # whatever the episode
+                    yield "parameters", "exact", once.parameters + compared.parameters, at
                 flops = once.flops * (ways * shots + queries) + compared.flops
                 yield "flops", "exact", flops, {**at, "ways": ways, "shots": shots}
     yield "numbers_per_pair", "exact", p.relation_width, {"network": "relation_module"}
