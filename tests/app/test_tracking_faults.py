@@ -258,7 +258,8 @@ def test_what_is_left_of_a_killed_run_is_sent_as_failed(
         seen = stub.runs["r0"]
         assert seen.exit_code == 1
         losses = [row["train/loss"] for row in seen.history]
-        assert 50 < len(losses) < steps
+        # A fast machine has logged all of them when the kill comes.
+        assert 50 < len(losses) <= steps
         assert losses == [pytest.approx(1 / (step + 1)) for step in range(len(losses))]
     else:
         assert not stub.runs

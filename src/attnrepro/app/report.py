@@ -549,7 +549,9 @@ def errata(reports: Sequence[TableReport]) -> "list[Erratum]":
     """What the dashboard's page of errata shows: as ``docs/errata.md``, in the order of the documents."""
     from attnrepro.app.dashboard import Erratum
 
-    claims = load_claims(paths.published_dir().parent / "claims.csv")
+    path = paths.published_dir().parent / "claims.csv"
+    # An installed package has the printed values, but not the list of all claims.
+    claims = load_claims(path) if path.is_file() else {}
     return [
         Erratum(
             document,
