@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from .browsing import launched
 from .toy import TABLES, Copy, Inside, copy_repository
 from .toy import inside as run_inside
 
@@ -54,3 +56,9 @@ def checkout(
     root = tmp_path / "checkout"
     shutil.copytree(committed.root, root, ignore=shutil.ignore_patterns("__pycache__"))
     yield from run_inside(Copy(root), monkeypatch, capfd)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, for the tests of pages."""
+    yield from launched()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,16 +19,8 @@ from attnrepro.app import dashboard
 from attnrepro.app.dashboard import Erratum, TablePage
 from attnrepro.results.rows import TABLE_COLUMNS
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+from .browsing import watched
+
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='hacked=2'>\" ' & <!-- {{script}} 注意力"
 LONG = "name_" * 60
 
@@ -297,21 +288,6 @@ def test_writing_the_same_page_again_touches_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if not CHROMIUM.exists():
-        reason = f"{CHROMIUM} is not installed"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("dashboard") / "dashboard.html"
     pages = [sample(), long_table(1000), hostile(), two_machines()]
@@ -322,20 +298,9 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(browser: Any, page_file: Path) -> Iterator[Any]:
     """The page, open; afterwards nothing was requested but the file, and nothing was reported as an error."""
-    context = browser.new_context(viewport={"width": 1000, "height": 800})
-    opened = context.new_page()
-    opened.set_default_timeout(10_000)
-    requests: list[str] = []
-    errors: list[str] = []
-    opened.on("request", lambda request: requests.append(request.url))
-    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.goto(page_file.as_uri())
-    yield opened
-    assert opened.evaluate("window.hacked") is None
-    context.close()
-    assert errors == []
-    assert [url for url in requests if not url.startswith("data:")] == [page_file.as_uri()]
+    with watched(browser, page_file) as opened:
+        yield opened
+        assert opened.evaluate("window.hacked") is None
 
 
 def show(page: Any, address: str) -> Any:

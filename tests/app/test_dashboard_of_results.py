@@ -11,9 +11,8 @@ import pytest
 from attnrepro import paths
 from attnrepro.app import report
 
-from .test_dashboard import browser
+from .browsing import watched
 
-__all__ = ["browser"]  # a fixture
 pytestmark = pytest.mark.slow
 ROOT = paths.repository()
 assert ROOT is not None
@@ -32,20 +31,9 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(browser: Any, page_file: Path) -> Iterator[Any]:
-    """One tab for all tables: nothing was requested but the file, and nothing was reported as an error."""
-    context = browser.new_context(viewport={"width": 1200, "height": 900})
-    opened = context.new_page()
-    opened.set_default_timeout(30_000)
-    requests: list[str] = []
-    errors: list[str] = []
-    opened.on("request", lambda request: requests.append(request.url))
-    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.goto(page_file.as_uri())
-    yield opened
-    context.close()
-    assert errors == []
-    assert [url for url in requests if not url.startswith("data:")] == [page_file.as_uri()]
+    """One tab for all tables."""
+    with watched(browser, page_file, width=1200, height=900, timeout=30_000) as opened:
+        yield opened
 
 
 def show(page: Any, address: str) -> Any:

@@ -6,10 +6,8 @@ import csv
 import importlib.util
 import json
 import math
-import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +22,8 @@ from attnrepro.data.streams import generator
 from attnrepro.results.published import load_published
 from attnrepro.theory.softmax_logits import softmax_statistics
 
-from .test_dashboard import CHROMIUM, FLAGS, sample
+from .browsing import watched
+from .test_dashboard import sample
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA: dict[str, Any] = json.loads(playground.FILE.read_text(encoding="utf-8"))
@@ -173,56 +172,23 @@ def test_the_whole_addition_is_small() -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if not CHROMIUM.exists():
-        reason = f"{CHROMIUM} is not installed"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("playground") / "dashboard.html"
     dashboard.write([sample()], path, "Attention, measured", "A sample")
     return path
 
 
-@contextmanager
-def opened(browser: Any, path: Path) -> Iterator[Any]:
-    """The page, open at its overview; afterwards nothing was requested but the file, and there was no error."""
-    context = browser.new_context(viewport={"width": 1000, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    requests: list[str] = []
-    errors: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(path.as_uri())
-    yield page
-    context.close()
-    assert errors == []
-    assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
-
-
 @pytest.fixture
 def page(browser: Any, page_file: Path) -> Iterator[Any]:
     """A page that no test has touched."""
-    with opened(browser, page_file) as page:
+    with watched(browser, page_file) as page:
         yield page
 
 
 @pytest.fixture(scope="module")
 def functions(browser: Any, page_file: Path) -> Iterator[Any]:
     """A page for what it computes, which changes nothing on it."""
-    with opened(browser, page_file) as page:
+    with watched(browser, page_file) as page:
         yield page
 
 

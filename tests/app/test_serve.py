@@ -15,10 +15,7 @@ import pytest
 from attnrepro.app import serve
 from attnrepro.app.status import TableStatus
 
-from .test_dashboard import browser
 from .toy import Inside
-
-__all__ = ["browser"]  # a fixture
 
 
 @pytest.fixture
