@@ -5,6 +5,7 @@ a misspelt key, a wrong type or an out-of-range value is one sentence before any
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from attnrepro.paths import experiments_dir
@@ -245,14 +246,16 @@ def reading_module(table: str) -> ModuleType:
     return table_module(table)
 
 
-def typed(cfg: DictConfig | Mapping[str, Any]) -> Config:
+def typed(cfg: DictConfig | Mapping[str, Any], *, copy: bool = True) -> Config:
     """Strictly check a composed configuration and return it as dataclasses.
+
+    With ``copy`` false the configuration, which then holds nothing of Hydra's own, is used up.
 
     Raises ``BadInput`` with one sentence that names the full key.
     """
     raw = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(dict(cfg))
-    # A copy: the caller's configuration keeps its interpolations, and Hydra's own node is not ours to check.
-    body = OmegaConf.masked_copy(raw, [str(name) for name in raw if name != "hydra"])
+    # The caller's configuration keeps its interpolations, and Hydra's own node is not ours to check.
+    body = OmegaConf.masked_copy(raw, [str(name) for name in raw if name != "hydra"]) if copy else raw
     try:
         OmegaConf.resolve(body)
     except OmegaConfBaseException as error:
@@ -266,10 +269,12 @@ def typed(cfg: DictConfig | Mapping[str, Any]) -> Config:
             continue
         if not isinstance(body.get(node), DictConfig):
             raise BadInput(f"{node}={body.get(node)} must be a group of keys: set {node}.<key>=<value>")
-    schema = OmegaConf.structured(Config)
-    schema.params = OmegaConf.structured(kinds["params"])
+    # Nothing refers to these any more, and what is merged is copied.
+    with open_dict(body):
+        for name in ("scales", "presets"):
+            body.pop(name, None)
     try:
-        merged = OmegaConf.merge(schema, body)
+        merged = OmegaConf.merge(_schema(kinds["params"]), body)
         missing = OmegaConf.missing_keys(merged)
         if missing:
             raise BadInput(f"{min(missing)} has no value: set {min(missing)}=<value>")
@@ -277,6 +282,14 @@ def typed(cfg: DictConfig | Mapping[str, Any]) -> Config:
         return _build(merged)
     except OmegaConfBaseException as error:
         raise BadInput(_one_sentence(error, body, kinds)) from error
+
+
+@functools.cache
+def _schema(params: type) -> DictConfig:
+    schema = OmegaConf.structured(Config)
+    schema.params = OmegaConf.structured(params)
+    found: DictConfig = schema
+    return found
 
 
 def _params_of(table: str) -> type:

@@ -335,7 +335,7 @@ def _check_cells(
     for point in points:
         groups = tuple(s.text for s in point if is_group(s.key) and not isinstance(s.value, dict))
         if groups not in frames:
-            frames[groups] = _compose([*fixed, *groups], with_hydra=False)
+            frames[groups] = _without_grids(_compose([*fixed, *groups], with_hydra=False))
         cfg = copy.deepcopy(frames[groups])
         with open_dict(cfg):
             for setting in point:
@@ -343,7 +343,7 @@ def _check_cells(
                     OmegaConf.update(cfg, setting.key, setting.value, merge=True, force_add=True)  # as Hydra does
         where = ", ".join(s.text for s in point if s.key in swept)
         try:
-            config = typed(cfg)
+            config = typed(cfg, copy=False)
             cell, store = resolve(config, check_inputs=check_inputs)
         except BadInput as error:
             shown = f" (in the cell {where})" if where else ""
@@ -359,6 +359,20 @@ def _check_cells(
     if plan is None:
         raise BadInput("the grid is empty: give each swept key at least one value")
     return plan
+
+
+def _without_grids(frame: DictConfig) -> DictConfig:
+    """The configuration without the grids of its scales, which are expanded already.
+
+    Every cell copies and resolves all that is there, and they are most of it.
+    """
+    scales = frame.get("scales")
+    if isinstance(scales, DictConfig):
+        with open_dict(frame):
+            for scale in scales.values():
+                if isinstance(scale, DictConfig):
+                    scale.pop("also", None)
+    return frame
 
 
 def _names_group(key: str) -> bool:
