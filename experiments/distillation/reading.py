@@ -213,6 +213,8 @@ def _ends(made: Mapping[str, Any], style: str) -> str:
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     """Accuracy of every arm, and its agreement with its teacher, by number of images and augmentation."""
+    from attnrepro.results.charts import rates
+
     found = Found(frame)
     made = []
     for place in found.places():
@@ -227,6 +229,9 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
         ]
         for quantity, name in (("accuracy", "test accuracy"), ("agreement", "agreement with the teacher")):
             made.append(_points(rows[(rows.quantity == quantity) & (rows.statistic == "mean")], name, title))
+    tuning = frame[frame.quantity == "validation_accuracy"].copy()
+    tuning["way"] = tuning.arm.map(WORDS)
+    made.append(rates(tuning, "way", title="search for the rates"))
     return [chart for chart in made if chart]
 
 

@@ -250,9 +250,17 @@ def _trained_in_words(frame: pd.DataFrame) -> Iterator[str]:
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     """Right answers and locality by network and part."""
+    from attnrepro.results.charts import rates
+
     ends = frame[(frame.quantity == "accuracy") & (frame.n > 0)]
     weights = frame[(frame.quantity == "locality") & (frame.phase == "end") & (frame.n > 0)]
-    drawn = (_chart(ends, "right answers", "accuracy after training"), _chart(weights, "locality", "where weights lie"))
+    tuning = frame[frame.quantity == "validation_accuracy"].copy()
+    tuning["way"] = tuning.network.map(WORDS)
+    drawn = (
+        _chart(ends, "right answers", "accuracy after training"),
+        _chart(weights, "locality", "where weights lie"),
+        rates(tuning, "way", title="search for the rates"),
+    )
     return [chart for chart in drawn if chart]
 
 

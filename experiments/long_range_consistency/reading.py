@@ -241,7 +241,7 @@ def _ends(r: Mapping[str, Any], style: str, base: float | None = None) -> str:
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     """Consistent samples while training, with what is expected of generators that nothing links."""
-    from attnrepro.results.charts import curves
+    from attnrepro.results.charts import curves, rates
 
     rows = frame[(frame.quantity == "consistency_at") & (frame.n > 0)].copy()
     rows["line"] = rows.generator.map(LABELS)
@@ -257,4 +257,8 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
         )
         for updates in sorted(set(rows.updates), key=int)
     ]
+    tuning = frame[frame.quantity == "validation_error"].copy()
+    tuning["line"] = tuning.generator.map(LABELS)
+    of = "mean validation error"
+    found.append(rates(tuning, "line", title="search for the rates", best="smallest", of=of))
     return [chart for chart in found if chart]

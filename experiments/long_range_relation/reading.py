@@ -30,6 +30,8 @@ WORDS = {ADDITIVE: "additive CNN", "cnn": "CNN", "mlp": "MLP", VIT: "ViT"}
 RESAMPLES = 2000
 # The case made for attention: its strength of the cue and jitter, and the size at which the ViT is to have learned it.
 MAIN, LEARNED = (0.85, 0), 1000
+# An accuracy that only a model which has learned the relation can reach: the cue alone gives MAIN's.
+REACHED = 0.95
 # Standard errors by which an additive read-out may lie above the cue, and above the proven bound.
 ABOVE_CUE, ABOVE_BOUND = 3, 4
 
@@ -307,34 +309,50 @@ def shown(found: Interval) -> str:
 
 
 def _order_in_words(curves: Curves) -> Iterator[str]:
-    for other in (ADDITIVE, "cnn"):
-        words: dict[str, list[str]] = {"reverses": [], "ahead": [], "behind": [], "open": []}
-        for place in curves.places():
-            if found := curves.lead(place, other):
-                made = order(found)
-                words[made.word].append(_case(place, found, made))
-        parts = {
-            "reverses": "the order reverses at {}",
-            "ahead": "it leads without ever having been behind at {}",
-            "behind": "it stays behind, no reversal, at {}",
-            "open": "it is open at {}",
-        }
+    orders = {
+        other: {place: order(found) for place in curves.places() if (found := curves.lead(place, other))}
+        for other in (ADDITIVE, "cnn")
+    }
+    orders = {other: found for other, found in orders.items() if found}
+    if not orders:
+        return
+    sizes = [n for curve in curves.found.values() for n in curve]
+    counted = "; the ".join(f"{WORDS[other]}: {_counted(found)}" for other, found in orders.items())
+    yield (
+        f"With {min(sizes)} to {max(sizes)} training images, by 95 % intervals, the ViT, by number of settings (cue,"
+        f" jitter, patches), against the {counted}."
+    )
+    parts = {
+        "reverses": "the order reverses at {}",
+        "ahead": "it leads without ever having been behind at {}",
+        "behind": "it stays behind, no reversal, at {}",
+        "open": "it is open at {}",
+    }
+    for other, found in orders.items():
+        words: dict[str, list[str]] = {word: [] for word in parts}
+        for place, made in found.items():
+            words[made.word].append(_case(place, curves.lead(place, other), made))
         said = [parts[word].format("; ".join(places)) for word, places in words.items() if places]
-        if said:
-            yield f"ViT less {WORDS[other]}, by 95 % intervals: {'. Then '.join(said)}."
+        yield f"ViT less {WORDS[other]}: {'. Then '.join(said)}."
+
+
+def _counted(found: Mapping[Place, Order]) -> str:
+    """How often each order was found."""
+    words = {"reverses": "overtakes", "ahead": "ahead from the start", "behind": "stays behind", "open": "open"}
+    counts = {word: sum(made.word == word for made in found.values()) for word in words}
+    return ", ".join(f"{words[word]} at {count}" for word, count in counts.items() if count) + f" of {len(found)}"
 
 
 def _case(place: Place, found: Curve, made: Order) -> str:
-    ends = [max(found)]
-    if made.word == "reverses":
-        ends = [max(made.behind), min(made.ahead)]
-    elif made.word == "ahead":
-        ends = [min(made.ahead)]
-    text = f"{place} (" + ", ".join(f"{shown(interval(found[n]))} at {n}" for n in ends)
+    """A place; with differences where it is the main one, with the crossing where there is one."""
+    told = []
+    if place.cue == MAIN[0] and place.jitter == MAIN[1]:
+        ends = {"reverses": [*made.behind[-1:], *made.ahead[:1]], "ahead": made.ahead[:1]}.get(made.word, [max(found)])
+        told += [f"{shown(interval(found[n]))} at {n}" for n in ends]
     if made.word == "reverses" and math.isfinite(at := crossing(found)):
         low, high, _ = resampled(found)
-        text += f", crossing at {at:.0f} [{low:.0f}, {high:.0f}]"
-    return text + ")"
+        told.append(f"crossing at {at:.0f} [{low:.0f}, {high:.0f}]")
+    return f"{place} ({', '.join(told)})" if told else str(place)
 
 
 def _main_in_words(frame: pd.DataFrame, curves: Curves) -> Iterator[str]:
@@ -343,7 +361,11 @@ def _main_in_words(frame: pd.DataFrame, curves: Curves) -> Iterator[str]:
     if by_seed := curves.found.get((aligned, VIT), {}).get(LEARNED):
         found = interval(by_seed)
         ends = "" if math.isnan(found.low) else f" [{found.low:.3f}, {found.high:.3f}]"
-        yield f"At {aligned} the ViT reaches {found.value:.3f}{ends} on {LEARNED} images ({len(by_seed)} seeds)."
+        there = sum(value >= REACHED for value in by_seed.values())
+        yield (
+            f"At {aligned} the ViT reaches {found.value:.3f}{ends} on {LEARNED} images ({there} of {len(by_seed)} seeds"
+            f" {REACHED:g} or more, the least {min(by_seed.values()):.3f})."
+        )
     error, bound = _levels(frame, "cue_accuracy_se").get(cue), _levels(frame, "accuracy_bound").get(cue)
     above = [
         (interval(by_seed).value - cue, len(by_seed), place.jitter, n)
@@ -363,10 +385,11 @@ def _main_in_words(frame: pd.DataFrame, curves: Curves) -> Iterator[str]:
 
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
-    """Accuracy of all models with the cue's, for three cases, and the ViT's lead over both CNNs."""
+    """Who leads where, accuracy of all models with the cue's, the ViT's lead over both CNNs, and the rates."""
     from attnrepro.results.charts import curves as drawn
+    from attnrepro.results.charts import rates
 
-    found = []
+    found = _maps(frame)
     accuracy = frame[(frame.quantity == "accuracy") & (frame.statistic == "mean")].copy()
     accuracy["line"] = accuracy.model + accuracy.grid.map({"shifted": ", patches shifted"}).fillna("")
     for cue, jitter in (MAIN, (MAIN[0], 1), (0.5, 0)):
@@ -396,4 +419,30 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
                 zero=0.0,
             )
         )
+    tuning = frame[frame.quantity == "validation_accuracy"].copy()
+    tuning["line"] = tuning.model + tuning.grid.map({"shifted": ", shifted"}).fillna("")
+    found.append(rates(tuning, "line", title="search for the rates, on seeds that are not reported"))
     return [chart for chart in found if chart]
+
+
+def _maps(frame: pd.DataFrame) -> list[Mapping[str, Any] | None]:
+    """The ViT's lead by cue and number of images, a map for each rival and jitter."""
+    from attnrepro.results.charts import grid
+
+    leads = frame[(frame.quantity == "accuracy_difference") & (frame.grid == "aligned")].copy()
+    leads["q"] = "q " + leads.cue
+    leads = leads.sort_values("cue", ascending=False)
+    return [
+        grid(
+            leads[(leads.model == f"{VIT} - {other}") & (leads.jitter == jitter)],
+            *("n_train", "q"),
+            title=f"lead of the ViT over the {WORDS[other]}, jitter {jitter}",
+            x_title="training images",
+            y_title="accuracy of the cue",
+            of="paired difference of accuracy",
+            zero=0.0,
+            said="patches aligned; pale: the 95 % interval holds 0",
+        )
+        for other in (ADDITIVE, "cnn")
+        for jitter in ("0", "1")
+    ]

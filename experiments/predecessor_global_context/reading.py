@@ -378,6 +378,7 @@ def _dense_in_words(frame: pd.DataFrame, curves: Curves) -> Iterator[str]:
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     """Accuracy against budget on both tasks, and the shares that took off."""
     from attnrepro.results.charts import curves as drawn
+    from attnrepro.results.charts import rates
 
     found = []
     shown = frame[frame.block.isin(list(WORDS))].copy()
@@ -408,4 +409,6 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
             y_title="share of seeds",
         )
     )
+    tuning = shown[(shown.quantity == "validation_accuracy") & (shown.task == "same_different")]
+    found.append(rates(tuning, "line", title="two distant glyphs: search for the rates"))
     return [chart for chart in found if chart]

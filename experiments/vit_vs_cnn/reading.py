@@ -454,6 +454,7 @@ def _rule_in_words(curves: Curves) -> Iterator[str]:
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     """Learning curves with their bands, differences with crossovers, other recipes, and the grid of rates."""
     from attnrepro.results.charts import curves as drawn
+    from attnrepro.results.charts import rates
 
     found = []
     accuracy = frame[(frame.quantity == "accuracy") & (frame.statistic == "mean")]
@@ -495,4 +496,9 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
             zero=0.0,
         )
     )
+    tuning = frame[(frame.quantity == "validation_accuracy") & (frame.learning_rate != "")]
+    for data, rows in tuning.groupby("data"):
+        size = rows.n_train.astype(int).max()
+        title = f"search for the rates on {size} images of {_name(str(data))}"
+        found.append(rates(rows[rows.n_train == str(size)], "model", title=title))
     return [chart for chart in found if chart]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attnrepro import paths
-from attnrepro.app.documents import errata, quizzes
+from attnrepro.app.documents import errata, first_sentence, quizzes
 from attnrepro.app.gather import Group
 from attnrepro.app.report import TableReport
 from attnrepro.results.claims import Claim
@@ -109,3 +109,20 @@ def test_the_generated_files_are_those_of_the_committed_rows() -> None:
     text = (repository / "docs" / "quizzes.md").read_text(encoding="utf-8")
     assert text.count("## Document 000") == 4 and text.count("| A. ") == text.count("| B. ") == text.count("| C. ") == 4
     assert "differ on B, C." in text and "not measured" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "more"),
+    [
+        ("It holds at d = 1.5 (n=3). Then it does not.", "It holds at d = 1.5 (n=3).", "Then it does not."),
+        (
+            "Softmax v. argmax, of 0.5 nats. 'Cheaper' is false.",
+            "Softmax v. argmax, of 0.5 nats.",
+            "'Cheaper' is false.",
+        ),
+        ("One sentence.", "One sentence.", ""),
+        ("", "", ""),
+    ],
+)
+def test_the_first_sentence_of_an_answer_ends_where_the_next_begins(text: str, first: str, more: str) -> None:
+    assert first_sentence(text) == (first, more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -359,7 +360,10 @@ def test_a_crossing_is_the_last_one_and_only_counts_if_the_lead_stays() -> None:
 
 def test_the_answer_says_where_the_order_reverses_and_where_not() -> None:
     words = reading.answer(recorded().frame())
-    additive, full = words.split("ViT less CNN")
+    summary, additive, full = re.split("ViT less (?:additive )?CNN", words)
+    assert "images, by 95 % intervals" in summary and summary.startswith("With 316 to 3162 training")
+    assert "additive CNN: overtakes at 1, stays behind at 1 of 2" in summary
+    assert "; the CNN: ahead from the start at 1" in summary
     assert "the order reverses at q 0.85, jitter 0, aligned (-0.100" in additive
     assert "no reversal, at q 0.85, jitter 0, shifted" in additive
     assert "without ever having been behind at q 0.85, jitter 0, aligned" in full

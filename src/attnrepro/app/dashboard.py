@@ -34,6 +34,7 @@ from typing import Any
 import pandas as pd
 
 from attnrepro.app import playground
+from attnrepro.app.documents import first_sentence
 from attnrepro.results.rows import TABLE_COLUMNS
 from attnrepro.results.store import write_text
 
@@ -163,6 +164,7 @@ def _check(pages: Sequence[TablePage]) -> None:
 def _card(page: TablePage) -> str:
     names = [_chart_name(page, number) for number in range(len(page.charts))]
     counts = Counter(str(word) for word in page.frame["verdict"] if _cell(word))
+    first, more = first_sentence(page.answer)
     return _fill(
         _asset("card.html"),
         table=_text(page.table),
@@ -172,7 +174,8 @@ def _card(page: TablePage) -> str:
         title_zh=_chinese(page.table),
         document=_text(page.document),
         question=_text(page.question),
-        answer=_text(page.answer),
+        answer=_text(first),
+        more=_text(more),
         counts=" ".join(f"{_chip(word, counts[word])}" for word in _ranked(counts)),
         sparkline=_sparkline(page),
         command=_text(page.command),

@@ -1,6 +1,7 @@
 """What authors and readers of the documents can use: ``docs/errata.md`` and ``docs/quizzes.md``, from judged rows."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,6 +202,12 @@ def _condition(reports: Mapping[str, "TableReport"], one: Mapping[str, Any]) -> 
     holds = (low > bound, high < bound) if word == "above" else (high < bound, low > bound)
     shown = f"[{one['table']}](../results/tables/{one['table']}.csv) {figures(report, row)[:-1]}"
     return (True if holds[0] else False if holds[1] else None), f"{shown}; needs {word} {bound:g}"
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """The first sentence of an answer, which must tell the result by itself, and what follows it."""
+    first, *rest = re.split(r"(?<=\.)\s+(?=[A-Z'])", text.strip(), maxsplit=1)
+    return first, "".join(rest)
 
 
 def _all(truths: Sequence[bool | None]) -> bool | None:

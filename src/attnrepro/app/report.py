@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnrepro import paths
 from attnrepro.app import documents
-from attnrepro.app.documents import figures, measured, sentence, short
+from attnrepro.app.documents import figures, first_sentence, measured, sentence, short
 from attnrepro.app.gather import JOINED, REPORTED, CellRows, Group, groups
 from attnrepro.config import digest, load_yaml, reading_module
 from attnrepro.results import verdicts
@@ -362,7 +362,7 @@ def _overview(reports: Sequence[TableReport], prefix: str) -> list[str]:
         words = ", ".join(f"{n} {v}" for v, n in sorted(report.verdicts().items()))
         out.append(
             f"| [{report.name}]({prefix}{report.name}.csv) | {report.about['document']} |"
-            f" {report.answer or _silence(report)} | {words} |"
+            f" {first_sentence(report.answer)[0] or _silence(report)} | {words} |"
         )
     return out + _findings(reports)
 
