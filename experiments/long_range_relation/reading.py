@@ -432,6 +432,8 @@ def _maps(frame: pd.DataFrame) -> list[Mapping[str, Any] | None]:
     leads = frame[(frame.quantity == "accuracy_difference") & (frame.grid == "aligned")].copy()
     leads["q"] = "q " + leads.cue
     leads = leads.sort_values("cue", ascending=False)
+    if leads.cue.nunique() < 2:
+        return []
     return [
         grid(
             leads[(leads.model == f"{VIT} - {other}") & (leads.jitter == jitter)],

@@ -100,7 +100,7 @@ def test_every_line_has_a_verdict(root: Path, tmp_path: Path) -> None:
         (dict(line.axes)["network"], line.quantity) for line in load_published(paths.published_dir() / f"{NAME}.csv")
     }
     assert "full attention 1.00 and 1.00, linear 0.30 and 1.00" in made.answer
-    assert made.shown is not None and len(reading.charts(made.shown.frame())) == 2
+    assert made.shown is not None and len(reading.charts(made.shown.frame())) == 3
 
 
 def test_a_local_linear_attention_would_bear_the_claim_out(root: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from scipy import stats as reference
@@ -503,3 +504,19 @@ def test_charts_show_the_models_and_both_leads() -> None:
         "lead of the ViT over the additive CNN",
         "lead of the ViT over the CNN",
     ]
+
+
+def test_two_strengths_of_the_cue_make_a_map_of_who_leads() -> None:
+    group = recorded()
+    report._derive(group, reading, [])
+    frame = group.frame()
+    both = pd.concat([frame, frame.assign(cue=frame.cue.replace({"0.85": "0.5"}))])
+    drawn = [chart for chart in reading.charts(both) if not isinstance(chart["title"], str)]
+    assert [chart["title"]["text"] for chart in drawn] == [
+        "lead of the ViT over the additive CNN, jitter 0",
+        "lead of the ViT over the CNN, jitter 0",
+    ]
+    squares = drawn[0]["data"]["values"]
+    assert {(square["q"], square["n_train"]) for square in squares} == {
+        (f"q {cue}", str(n)) for cue in ("0.5", "0.85") for n in SIZES
+    }
