@@ -2,17 +2,18 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import avg_pool2d, normalize
 
 from attnrepro.config import Cell
 from attnrepro.data.batches import Standardiser
 from attnrepro.data.far_cue import FarCue
+from attnrepro.data.imageset import ImageSet
 from attnrepro.data.same_different import SameDifferent
 from attnrepro.data.spread import spread
 from attnrepro.data.streams import generator
@@ -95,11 +96,21 @@ class Photographs:
         n = self.p.n_validation if use == "validation" else self.p.n_test
         return self.prepared(self.parts[use].images[:n]), self.parts[use].labels[:n]
 
+    def pictured(self) -> dict[str, int]:
+        """The first test image of each of some classes: its name and its index, in the order of the set."""
+        test: ImageSet = self.parts["test"]
+        first: dict[int, int] = {}
+        for index, label in enumerate(test.labels[: self.p.n_test].tolist()):
+            first.setdefault(label, index)
+        found = list(first.items())[: table.PICTURED]
+        return {f"{index} {test.classes[label]}": index for label, index in found}
+
 
 class Maps(FreshTraining):
     """One training of one seed, with the distances between its attention maps at the start and at the end.
 
-    Without a block there are no maps: only what a block would read is compared.
+    Without a block there are no maps: only what a block would read is compared. Of one seed some maps are recorded too:
+    ``map_attention`` is a query's attention to each place, ``map_grey`` the image, the mean of 2 x 2 pixels.
     """
 
     def __init__(self, p: Params, source: Drawn | Photographs, seed: int, learning_rate: float) -> None:
@@ -114,6 +125,7 @@ class Maps(FreshTraining):
         )
         if source.sha256:
             self.data_sha256 = source.sha256
+        self.source = source
         self.seen: dict[str, dict[str, float]] = {}
 
     def on_fit_start(self) -> None:
@@ -162,7 +174,35 @@ class Maps(FreshTraining):
         rows = [self._row("accuracy", end.accuracy, axes), self._row("loss", end.loss, axes, unit="nat")]
         for phase, found in self.seen.items():
             rows += [self._row(name, value, {**axes, "phase": phase}) for name, value in found.items()]
-        return rows
+        return [*rows, *self._picture({**axes, "phase": "end"})]
+
+    def _picture(self, axes: dict[str, object]) -> Iterator[Row]:
+        """Images and maps of some of their queries, value by value; nothing of a training that diverged."""
+        p, source = self.p, self.source
+        if not isinstance(source, Photographs) or p.block not in table.PICTURED_BLOCKS:
+            return
+        if self.seed != table.PICTURED_SEED or self.diverged:
+            return
+        found = source.pictured()
+        grey = avg_pool2d(source.parts["test"].images[list(found.values())].double().mean(1, keepdim=True), 2)[:, 0]
+        shown = {("map_grey", ""): grey}
+        shown |= {("map_attention", query): maps for query, maps in self.query_maps(list(found.values())).items()}
+        names = list(found)
+        for (quantity, query), values in shown.items():
+            for (image, row, column), value in np.ndenumerate(values.numpy()):
+                at = {**axes, "image": names[image], "query": query, "row": row, "column": column}
+                yield Row(quantity, float(value), at, seed=self.seed, n=1)
+
+    def query_maps(self, indices: list[int]) -> dict[str, Tensor]:
+        """Maps ``[images, height, width]`` of some test images by query, of the model as it is tested."""
+        net: Any = copy.deepcopy(self.model).eval()
+        with torch.no_grad():
+            x = net.windows(self.images[indices])
+            maps = net.block.attention(x).double().cpu().unflatten(-1, x.shape[-2:])
+        if maps.shape[1] == 1:
+            return {table.EVERY: maps[:, 0]}
+        height, width = x.shape[-2:]
+        return {name: maps[:, row * width + column] for name, (row, column) in table.places(height, width).items()}
 
     def _row(self, quantity: str, value: float, axes: dict[str, object], *, unit: str = "") -> Row:
         sound = math.isfinite(value) and not self.diverged

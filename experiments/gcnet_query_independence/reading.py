@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 from attnrepro import paths
 from attnrepro.config import load_yaml
 from attnrepro.results.derived import over_seeds
+from attnrepro.results.pictures import Canvas
 from attnrepro.results.published import PublishedLine
 from attnrepro.results.verdicts import HOLDS_EPS, REFUTED_EPS
-from attnrepro.tables.gcnet_query_independence.table import AXES
+from attnrepro.tables.gcnet_query_independence.table import AXES, EVERY, PICTURED_BLOCKS, QUERIES, places
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
     import pandas as pd
 
-__all__ = ["AXES", "answer", "charts", "controls", "derive", "roundoff"]
+__all__ = ["AXES", "HIDDEN", "answer", "charts", "controls", "derive", "roundoff"]
+
+# Pixels of the pictures, not shown in the table; and how wide one is drawn.
+HIDDEN = ("map_",)
+PIXELS = 100
 
 BASE, GC, NL = "none", "global_context", "non_local"
 NAMES = {BASE: "no block", GC: "global context", NL: "Non-local"}
@@ -283,7 +288,12 @@ def _leads_in_words(frame: pd.DataFrame) -> Iterator[str]:
 
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
-    """Distances of inputs, maps and outputs at the start and at the end, by task."""
+    """Distances between queries, and maps of some of them."""
+    return [chart for chart in (_distances(frame), *(_pictures(frame, block) for block in PICTURED_BLOCKS)) if chart]
+
+
+def _distances(frame: pd.DataFrame) -> Mapping[str, Any] | None:
+    """Of inputs, maps and outputs at the start and at the end, by task."""
     import altair as alt
 
     from attnrepro.results.charts import records
@@ -291,7 +301,7 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     names = {"input_distance": "input", "attention_distance": "maps", "output_distance": "added"}
     rows = frame[(frame.statistic == "mean") & (frame.block == NL) & frame.quantity.isin(list(names)) & (frame.n > 0)]
     if rows.empty:
-        return []
+        return None
     shown = rows.copy()
     shown["what"] = shown.quantity.map(names) + ", " + shown.phase.map({"start": "untrained", "end": "trained"})
     shown["where"] = shown.task.map(WORDS)
@@ -309,4 +319,47 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
         base.mark_rule().encode(x=alt.X("ci_low:Q", title="(1 - cos) / 2"), x2="ci_high:Q"),
         base.mark_point(style="measured").encode(x=x),
     ]
-    return [alt.layer(*layers).properties(title=title, description=f"{title}: input, maps, added, by task").to_dict()]
+    described = f"{title}: input, maps, added, by task"
+    spec: Mapping[str, Any] = alt.layer(*layers).properties(title=title, description=described).to_dict()
+    return spec
+
+
+def _pictures(frame: pd.DataFrame, block: str) -> Mapping[str, Any] | None:
+    """Test images, each beside the maps of some of its queries, which are outlined."""
+    import altair as alt
+
+    rows = frame[(frame.block == block) & (frame.n > 0)]
+    images, maps = (rows[rows.quantity == name] for name in ("map_grey", "map_attention"))
+    if images.empty or maps.empty:
+        return None
+    names = sorted(dict.fromkeys(images.image), key=lambda name: int(name.partition(" ")[0]))
+    queries = [name for name in (*QUERIES, EVERY) if name in set(maps["query"])]
+    canvas = Canvas(1 + len(queries), len(names), PIXELS * (1 + len(queries)))
+    words = [((i, k), word) for k, name in enumerate(names) for i, word in enumerate((name, *queries))]
+    grey = canvas.grey(images, [(0, names.index(r.image)) for r in images.itertuples()])
+    of = [(1 + queries.index(r["query"]), names.index(r["image"])) for r in maps.to_dict("records")]
+    tint = canvas.squares(maps, of, {"color": "var(--series-2)"}).encode(
+        opacity=alt.Opacity("value:Q", legend=None).scale(domain=[0, maps.estimate.max()], range=[0, 1]),
+        tooltip=alt.Tooltip("value:Q", title="share of attention"),
+    )
+    height, width = (int(maps[axis].astype(int).max()) + 1 for axis in ("row", "column"))
+    at = places(height, width)
+    marks = canvas.marks([(picture, at[word]) for picture, word in words if word in at], (height, width))
+    shown = "one attention map for all queries" if EVERY in queries else "attention maps of single queries"
+    subtitle = _about_maps(maps, Seen(frame), queries, f"{height} x {width}")
+    frames = canvas.frames(picture for picture, _ in words)
+    return canvas.drawn(f"{shown}, {NAMES[block]}", subtitle, words, grey, tint, frames, marks)
+
+
+def _about_maps(maps: pd.DataFrame, seen: Seen, queries: Sequence[str], size: str) -> list[str]:
+    """Of which training and queries the maps are, and what their opacity says."""
+    first = maps.iloc[0]
+    (seed,) = first.by_seed
+    accuracy = seen.get("accuracy", first.task, first.block).get(seed, math.nan)
+    which = "" if EVERY in queries else f"; queries {', '.join(queries)} (outlined)"
+    keys = len(maps[["row", "column"]].drop_duplicates())
+    return [
+        f"trained, seed {seed}: test accuracy {accuracy:.3f}",
+        f"{size} places{which}",
+        f"opacity: share of attention, 0 to {maps.estimate.max():.2g}; equal shares: {1 / keys:.2g}",
+    ]

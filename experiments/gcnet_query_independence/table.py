@@ -10,7 +10,10 @@ from attnrepro.results.rows import Row
 from attnrepro.theory import same_different
 
 NAME = "gcnet_query_independence"
-AXES = ("task", "readout", "block", "phase", "form", "shape", "learning_rate")
+AXES = (
+    *("task", "readout", "block", "phase", "form", "shape", "learning_rate"),
+    *("image", "query", "row", "column"),
+)
 # Scale full trains more kinds of blocks; a cell of scale cpu is the same at every scale.
 NESTED = True
 
@@ -23,6 +26,12 @@ BLOCKS = (
 FORMS = ("as_printed", "paper")
 # Pixels that the cells of same_different are moved apart by, so that each is two places wide.
 MORE = 1
+# The pictures: of a seed that is fixed beforehand, on photographs, the first test image of so many classes.
+PICTURED_SEED, PICTURED_BLOCKS, PICTURED = 0, ("non_local", "global_context"), 3
+# Queries whose maps are shown: how far down and across they lie.
+QUERIES = {"upper left": 0.25, "centre": 0.5, "lower right": 0.75}
+# The query of a map that all share.
+EVERY = "all queries"
 
 
 @dataclass
@@ -82,6 +91,11 @@ def sizes(shape: str) -> tuple[int, int, int]:
         raise ValueError(f"shapes={shape} must be channels x height x width, as in 16x7x9, with 12 channels or more")
     channels, height, width = map(int, parts)
     return channels, height, width
+
+
+def places(height: int, width: int) -> dict[str, tuple[int, int]]:
+    """Row and column of each of `QUERIES` on a map; 7 x 7: (1, 1), (3, 3) and (5, 5)."""
+    return {name: (int(share * height), int(share * width)) for name, share in QUERIES.items()}
 
 
 def seconds(cell: Cell) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnrepro.results.charts import curves, records
+from attnrepro.results.pictures import Canvas
 from attnrepro.tables.prior_validity.table import AXES, moved_side
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
@@ -31,8 +32,6 @@ NO_LOSS = 0.01
 
 # Number of images that the answer and two charts speak of, where it was measured.
 ANSWERED_AT = "10000"
-# Distance of one picture from the next, in widths of a picture, and pixels that all may take.
-ACROSS, DOWN, WIDEST = 1.06, 1.2, 400
 
 WORDS = {"none": "intact", "pixel": "pixels permuted"}
 FAMILIES = {"cnn": "CNN", "vit": "ViT", "mlp": "MLP"}
@@ -369,91 +368,44 @@ def _size_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
 # --- pictures ---
 
 
-class Canvas:
-    """Test images side by side, intact above permuted; a picture is 1 wide and high."""
+class Pictures:
+    """Test images side by side, intact above permuted."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self.rows = frame[frame.quantity.isin(("map_grey", "map_attention")) & (frame.n > 0)]
         self.images = sorted(dict.fromkeys(self.rows.image), key=lambda name: int(name.partition(" ")[0]))
         self.kinds = sorted(dict.fromkeys(self.rows.permutation), key=lambda name: name != "none")
+        self.canvas = Canvas(len(self.images), len(self.kinds))
 
-    def squares(self, quantity: str, mark: Mapping[str, Any], *, over: float = 0.0) -> Any:
-        """A square for each value of a quantity, ``over`` of its side larger: the next one hides that, and the seam."""
-        import altair as alt
-
+    def of(self, quantity: str) -> tuple[pd.DataFrame, list[tuple[int, int]]]:
+        """Rows of a quantity, and the picture that each belongs to."""
         rows = self.rows[self.rows.quantity == quantity]
-        down, across = (int(rows[axis].astype(int).max()) + 1 for axis in ("row", "column"))
-        found = [
-            {
-                "x": round(self.images.index(r["image"]) * ACROSS + int(r["column"]) / across, 4),
-                "y": round(self.kinds.index(r["permutation"]) * DOWN + int(r["row"]) / down, 4),
-                "value": round(r["estimate"], 4),
-            }
-            for r in rows.to_dict("records")
-        ]
-        return (
-            alt.Chart(alt.Data(values=found))  # type: ignore[no-untyped-call]
-            .transform_calculate(x2=f"datum.x + {(1 + over) / across}", y2=f"datum.y + {(1 + over) / down}")
-            .mark_rect(**mark)
-            .encode(x2="x2:Q", y2="y2:Q")
-        )
+        return rows, [(self.images.index(r.image), self.kinds.index(r.permutation)) for r in rows.itertuples()]
 
-    def words(self) -> list[dict[str, Any]]:
-        """What stands above each picture."""
-        return [
-            {"x": i * ACROSS + 0.5, "y": k * DOWN - 0.03, "text": image if kind == "none" else word(kind)}
+    def drawn(self, title: str, subtitle: str, *layers: Any) -> Mapping[str, Any]:
+        """The images and layers over them, each picture under its name."""
+        words = [
+            ((i, k), image if kind == "none" else word(kind))
             for i, image in enumerate(self.images)
             for k, kind in enumerate(self.kinds)
         ]
-
-    def drawn(self, title: str, subtitle: str, *layers: Any) -> Mapping[str, Any]:
-        """Layers and words, in proportion at any width."""
-        import altair as alt
-
-        width, height = len(self.images) * ACROSS, len(self.kinds) * DOWN
-        side = f"min(width, {WIDEST})"
-        x = alt.X("x:Q", axis=None).scale(domain=[0, width], range=[0, {"expr": side}], nice=False)
-        y = alt.Y("y:Q", axis=None).scale(
-            domain=[1 - DOWN, height + 1 - DOWN],
-            range=[0, {"expr": f"{side} * {height / width:.4f}"}],
-            nice=False,
-        )
-        told = alt.Chart(alt.Data(values=self.words()))  # type: ignore[no-untyped-call]
-        words = told.mark_text(baseline="bottom", fontSize=12, color="var(--ink)").encode(x=x, y=y, text="text:N")
-        spec: Mapping[str, Any] = (
-            alt.layer(*(layer.encode(x=x, y=y) for layer in layers), words)
-            .properties(
-                title=alt.Title(title, subtitle=subtitle),
-                description=f"{title}: {subtitle}",
-                height=round(WIDEST * height / width),
-            )
-            .to_dict()
-        )
-        return spec
-
-    def grey(self) -> Any:
-        """The images themselves, black to white whatever the page's colours are."""
-        import altair as alt
-
-        return self.squares("map_grey", {"tooltip": None}, over=0.1).encode(
-            color=alt.Color("value:Q", legend=None).scale(domain=[0, 255], range=["black", "white"])
-        )
+        return self.canvas.drawn(title, subtitle, words, self.canvas.grey(*self.of("map_grey")), *layers)
 
 
 def _examples(frame: pd.DataFrame) -> Mapping[str, Any] | None:
-    canvas = Canvas(frame)
-    if canvas.rows.empty:
+    pictures = Pictures(frame)
+    if pictures.rows.empty:
         return None
-    return canvas.drawn("test images, intact and permuted", "mean grey of 2 x 2 pixels", canvas.grey())
+    return pictures.drawn("test images, intact and permuted", "mean grey of 2 x 2 pixels")
 
 
 def _attention(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     import altair as alt
 
-    canvas = Canvas(frame)
-    if "map_attention" not in set(canvas.rows.quantity):
+    pictures = Pictures(frame)
+    if "map_attention" not in set(pictures.rows.quantity):
         return None
-    tint = canvas.squares("map_attention", {"color": "var(--series-2)"}).encode(
+    tint = pictures.canvas.squares(*pictures.of("map_attention"), {"color": "var(--series-2)"}).encode(
         opacity=alt.Opacity("value:Q", title="share of attention", legend=alt.Legend(tickCount=3)).scale(
             range=[0, 0.8]
         ),
@@ -462,4 +414,4 @@ def _attention(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     told = frame[frame.quantity == "map_accuracy"]
     right = [f"{r.estimate:.2f} {word(r.permutation)}" for r in told.itertuples()]
     subtitle = f"last layer; validation accuracy {', '.join(right)}"
-    return canvas.drawn("attention that each patch receives", subtitle, canvas.grey(), tint)
+    return pictures.drawn("attention that each patch receives", subtitle, tint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Callable
@@ -126,6 +127,95 @@ def test_without_a_block_only_what_would_be_read_is_compared() -> None:
         *(("accuracy", ""), ("loss", "")),
         *(("input_distance", "start"), ("input_distance", "end")),
     }
+
+
+def pictured_cell(*overrides: str) -> Any:
+    sizes = ("params.n_test=50", "params.n_maps=2", "params.n_validation=10")
+    return harness.cell_of(NAME, "data=digits", *sizes, *overrides)
+
+
+def trained(cell: Any) -> list[Any]:
+    """The modules of a cell, each at the end of its training."""
+    jobs = measure.build(cell)
+    for job in jobs:
+        make_trainer(cell, max_steps=job.max_steps).fit(job.module, job.fit)
+    return [job.module for job in jobs]
+
+
+def softmax(scores: list[float]) -> list[float]:
+    powers = [math.exp(score - max(scores)) for score in scores]
+    return [power / sum(powers) for power in powers]
+
+
+def shown_by(rows: list[Any], **axes: object) -> dict[tuple[int, int], float]:
+    return {
+        (row.axes["row"], row.axes["column"]): row.value
+        for row in rows
+        if row.quantity.startswith("map_") and all(row.axes[name] == value for name, value in axes.items())
+    }
+
+
+@pytest.mark.parametrize("block", table.PICTURED_BLOCKS)
+def test_pictured_maps_are_those_of_the_first_image_of_each_class(block: str) -> None:
+    """Queries and classes found by loops, scores one by one; on digits the map has 2 x 2 places and images 4 x 4."""
+    (module,) = trained(pictured_cell(f"params.block={block}"))
+    rows, test = module.rows(), measure.splits(pictured_cell().data).test
+    indices: list[int] = []
+    for index, label in enumerate(test.labels.tolist()):
+        if label not in [int(test.labels[other]) for other in indices] and len(indices) < 3:
+            indices.append(index)
+    names = [f"{index} {test.classes[int(test.labels[index])]}" for index in indices]
+    found = [row for row in rows if row.quantity.startswith("map_")]
+    assert list(dict.fromkeys(row.axes["image"] for row in found)) == names
+    shared = block == "global_context"
+    queries = {"all queries": 0} if shared else {"upper left": 0, "centre": 3, "lower right": 3}
+    assert len(found) == 3 * (16 + 4 * len(queries))
+    assert {(row.seed, row.n, row.status, row.axes["phase"], row.axes["block"]) for row in found} == {
+        (0, 1, "ok", "end", block)
+    }
+    net = module.model.double().eval()
+    for index, name in zip(indices, names, strict=True):
+        grey = shown_by(rows, image=name, query="")
+        for i, j in grey:
+            assert grey[i, j] == test.images[index, 0, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].double().mean()
+        with torch.no_grad():
+            x = net.windows(module.images[index : index + 1].double())[0].flatten(1).T
+            for query, place in queries.items():
+                if shared:
+                    scores = [float(net.block.key.weight[0] @ key + net.block.key.bias) for key in x]
+                else:
+                    theta, phi = ((part.weight[:, :, 0, 0], part.bias) for part in (net.block.theta, net.block.phi))
+                    asked = theta[0] @ x[place] + theta[1]
+                    scores = [float(asked @ (phi[0] @ key + phi[1])) for key in x]
+                values = shown_by(rows, image=name, query=query)
+                assert list(values) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+                assert list(values.values()) == pytest.approx(softmax(scores), abs=1e-5)
+                assert sum(values.values()) == pytest.approx(1, abs=1e-6)
+
+
+def test_only_the_fixed_seed_of_a_reported_training_on_photographs_is_pictured() -> None:
+    def pictured(*overrides: str) -> list[int]:
+        cell = pictured_cell("params.updates=10", *overrides)
+        return [sum(row.quantity.startswith("map_") for row in module.rows()) for module in trained(cell)]
+
+    assert pictured("seeds=[0,1]") == [3 * (16 + 3 * 4), 0]
+    assert pictured("seeds=[1]") == [0]
+    assert pictured("params.block=non_local_gaussian") == [0]
+    assert pictured("params.study=tuning") == [0]
+    drawn = ("data=none", "params.task=same_different", "params.block=non_local", "params.n_test=50")
+    (module,) = trained(harness.cell_of(NAME, *drawn))
+    assert not [row for row in module.rows() if row.quantity.startswith("map_")]
+
+
+def test_a_training_that_diverged_has_no_picture() -> None:
+    (module,) = trained(pictured_cell("params.block=non_local"))
+    module.diverged = True
+    assert not [row for row in module.rows() if row.quantity.startswith("map_")]
+
+
+def test_queries_lie_at_the_quarters_of_the_map() -> None:
+    assert table.places(7, 7) == {"upper left": (1, 1), "centre": (3, 3), "lower right": (5, 5)}
+    assert table.places(8, 4) == {"upper left": (2, 1), "centre": (4, 2), "lower right": (6, 3)}
 
 
 def test_whoever_is_compared_on_a_task_is_trained_there_with_the_same_seeds_and_updates() -> None:
@@ -368,6 +458,51 @@ def test_the_answer_and_the_chart_say_what_the_rows_say() -> None:
     assert "Global context less Non-local: the relation of two glyphs +0.004" in words
     (chart,) = reading.charts(group.frame())
     assert "distance between two queries" in chart["title"]
+
+
+def pictured(block: str, queries: dict[str, list[float]]) -> report.Group:
+    """Recorded estimates with one image of 2 x 2 squares, and maps of 2 x 2 places."""
+    group = recorded()
+    values = [("map_grey", "", [0.0, 255.0, 10.0, 20.0]), *(("map_attention", *item) for item in queries.items())]
+    for quantity, query, four in values:
+        for (row, column), value in zip(itertools.product("01", repeat=2), four, strict=True):
+            line: dict[str, Any] = dict(group.lines[0], quantity=quantity, statistic="value", block=block, phase="end")
+            line |= {"task": "fashion_mnist", "readout": "mean", "image": "7 shirt", "query": query}
+            line |= {"row": row, "column": column, "n": 1, "estimate": value, "by_seed": {"0": value}}
+            group.lines.append(line)
+    return group
+
+
+def test_pictures_show_the_rows_and_mark_the_query() -> None:
+    maps = {"upper left": [0.1, 0.2, 0.3, 0.4], "centre": [0.4, 0.3, 0.2, 0.1], "lower right": [0.0, 0.0, 0.5, 0.5]}
+    distances, chart = reading.charts(pictured("non_local", maps).frame())
+    assert "distance between two queries" in distances["title"]
+    assert chart["title"]["text"] == "attention maps of single queries, Non-local"
+    assert chart["title"]["subtitle"] == [
+        "trained, seed 0: test accuracy 0.790",
+        "2 x 2 places; queries upper left, centre, lower right (outlined)",
+        "opacity: share of attention, 0 to 0.5; equal shares: 0.25",
+    ]
+    grey, tint, frames, marks, words = (layer["data"]["values"] for layer in chart["layer"])
+    assert [(s["x"], s["y"], s["value"]) for s in grey] == [(0, 0, 0), (0.5, 0, 255), (0, 0.5, 10), (0.5, 0.5, 20)]
+    assert [s["value"] for s in tint] == [value for four in maps.values() for value in four]
+    # The third map is three pictures away from the image; its query is the lower right place.
+    assert (tint[-1]["x"], tint[-1]["y"]) == (round(3 * 1.06 + 0.5, 4), 0.5)
+    assert marks == [{"x": 1.06, "y": 0}, {"x": 2.62, "y": 0.5}, {"x": 3.68, "y": 0.5}]
+    assert [word["text"] for word in words] == ["7 shirt", *maps] and len(frames) == 4
+    assert chart["layer"][1]["encoding"]["opacity"]["scale"] == {"domain": [0, 0.5], "range": [0, 1]}
+    assert "width" not in chart
+    assert not report._shown({"quantity": "map_grey"}, reading)
+    json.dumps(chart, allow_nan=False)
+
+
+def test_one_map_for_all_marks_no_query_and_nothing_is_drawn_without_maps() -> None:
+    chart = reading.charts(pictured("global_context", {"all queries": [0.1, 0.2, 0.3, 0.4]}).frame())[1]
+    assert chart["title"]["text"] == "one attention map for all queries, global context"
+    assert chart["title"]["subtitle"][1] == "2 x 2 places"
+    assert [layer["data"]["values"] for layer in chart["layer"]][3] == []
+    assert len(reading.charts(pictured("global_context", {}).frame())) == 1
+    assert len(reading.charts(pictured("non_local_gaussian", {"centre": [0.25] * 4}).frame())) == 1
 
 
 def test_the_answer_says_where_no_block_adds_anything() -> None:

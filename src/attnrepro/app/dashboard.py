@@ -175,7 +175,7 @@ def _card(page: TablePage) -> str:
         document=_text(page.document),
         question=_text(page.question),
         answer=_text(first),
-        more=_text(more),
+        more=f'<span class="full"> {_text(more)}</span>' if more else "",
         counts=" ".join(f"{_chip(word, counts[word])}" for word in _ranked(counts)),
         sparkline=_sparkline(page),
         command=_text(page.command),
