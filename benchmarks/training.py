@@ -2,8 +2,8 @@
 
 Prints, on one thread, the CPU time of short trainings by Lightning over that of the same updates in a plain loop, and
 the speed of ``torch.nn.functional.linear``, which asks torch's BLAS, beside oneDNN's product of the same matrices.
-Where the BLAS leaves half of the processor unused, as MKL does on AMD's, scale cpu of the tables with Transformers takes
-longer than on other processors of the same speed.
+Where the BLAS leaves half of the processor unused, as MKL does on AMD's, scale cpu of the tables with Transformers
+takes longer than on other processors of the same speed.
 """
 
 import contextlib
