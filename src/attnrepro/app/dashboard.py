@@ -175,7 +175,7 @@ def _card(page: TablePage) -> str:
         document=_text(page.document),
         question=_text(page.question),
         answer=_text(first),
-        more=f'<span class="full"> {_text(more)}</span>' if more else "",
+        more=_more(more),
         counts=" ".join(f"{_chip(word, counts[word])}" for word in _ranked(counts)),
         sparkline=_sparkline(page),
         command=_text(page.command),
@@ -205,6 +205,18 @@ def _card(page: TablePage) -> str:
             )
         ),
     )
+
+
+def _more(text: str) -> str:
+    """What follows an answer's first sentence; folded up where it would push the charts off the screen."""
+    if len(text) <= _LONGEST:
+        return f'<p class="more full">{_text(text)}</p>' if text else ""
+    words = 'data-zh="回答的其餘部分"'
+    return f'<details class="more full"><summary {words}>More of the answer</summary><p>{_text(text)}</p></details>'
+
+
+# Characters of an answer, after its first sentence, that a table's page shows at once.
+_LONGEST = 400
 
 
 def _packed(value: object) -> str:
