@@ -246,7 +246,16 @@ def _derived(cell: Cell, store: Store) -> list[Row]:
 
 
 def _built(cell: Cell) -> list[Any]:
-    """The cell's jobs. Raises ``TypeError`` when a cell on a data set does not say which images it got."""
+    """The cell's jobs. Raises ``TypeError`` when a cell on a data set does not say which images it got.
+
+    What draws from torch's own stream, as layers do for their weights, draws the same whatever ran in this process
+    before.
+    """
+    import torch
+
+    from attnrepro.data.streams import stream_seed
+
+    torch.manual_seed(stream_seed(cell.seeds[0], "cell", cell.key))
     with _quiet_lightning():
         built = _measure_module(cell).build(cell)
     jobs = built if isinstance(built, list) else [built]

@@ -514,6 +514,11 @@
 
   window.addEventListener("beforeprint", () => {
     for (const container of waiting.keys()) if (container.offsetParent) drawNow(container);
+    for (const text of document.querySelectorAll(".current .more:not([open]), .current .reading:not([open])")) {
+      if (text.tagName !== "DETAILS") continue;
+      text.open = true;
+      window.addEventListener("afterprint", () => (text.open = false), { once: true });
+    }
   });
 
   // --- machines side by side: places that were measured in two environments or more ---
