@@ -65,11 +65,11 @@ plan: setup ## what reproduce would run and reuse, and for how long (1 s)
 smoke: setup ## every table once through at the smallest size, leaves nothing behind (60 s)
 	@$(PY) scripts/smoke.py $(TABLE)
 
-tables: setup ## results/tables, REPORT.md, README block and dashboard from recorded rows (1 min)
+tables: setup ## results/tables, REPORT.md, README block and dashboard from recorded rows (30 s)
 	@$(PY) scripts/tables.py
 
 ifdef SERVE
-dashboard: setup ## results/dashboard.html (1 min); SERVE=1 serves it while a sweep runs (PORT=8000)
+dashboard: setup ## results/dashboard.html (30 s); SERVE=1 serves it while a sweep runs (PORT=8000)
 	@$(PY) scripts/dashboard.py --port $(PORT) --scale $(SCALE)
 else
 dashboard: tables
@@ -85,13 +85,13 @@ status: setup ## cells done, running, failed and open, and verdicts of every tab
 accept: setup ## your finished cells become the committed reference, all or TABLE (1 min)
 	@$(PY) scripts/accept.py $(TABLE)
 
-verify: setup ## is everything committed consistent? rows, claims, tables, README block (2 s)
+verify: setup ## is everything committed consistent? rows, claims, tables, README block (30 s)
 	@$(PY) scripts/verify.py
 
-check: setup ## your rows against the committed reference, all or TABLE (2 s)
+check: setup ## your rows against the committed reference, all or TABLE (a second a table)
 	@$(PY) scripts/check.py $(TABLE)
 
-why: setup ## CLAIM=<id>: where it is printed, our verdict, the command that measures it again (2 s)
+why: setup ## CLAIM=<id>: where it is printed, our verdict, the command that measures it again (3 s)
 	@$(PY) scripts/why.py '$(subst ','\'',$(strip $(value CLAIM)))'
 
 wandb-sync: setup ## send what Weights & Biases lacks of your runs: offline, interrupted, server away (1 s a run)
