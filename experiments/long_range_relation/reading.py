@@ -405,7 +405,9 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
                 zero=cue,
             )
         )
-    leads = frame[(frame.quantity == "accuracy_difference") & frame.cue.isin(["0.5", f"{MAIN[0]:g}"])].copy()
+    leads = frame[(frame.quantity == "accuracy_difference") & frame.cue.isin(["0.5", f"{MAIN[0]:g}"])]
+    # As many lines as the page has colours for: where glyphs move, patches cut them anyway.
+    leads = leads[(leads.jitter == "0") | (leads.grid == "aligned")].copy()
     leads["place"] = "q " + leads.cue + ", jitter " + leads.jitter + ", " + leads.grid
     for other in (ADDITIVE, "cnn"):
         found.append(
