@@ -192,14 +192,14 @@ def test_every_seed_is_a_point() -> None:
     )
     points, interval, mean = (layer["data"]["values"] for layer in chart["layer"])
     assert [(point["where"], point["value"]) for point in points] == [
-        ("model=a", 0.1),
-        ("model=a", 0.9),
-        ("model=b", 0.2),
-        ("model=b", 0.3),
-        ("model=b", 0.4),
+        ("a", 0.1),
+        ("a", 0.9),
+        ("b", 0.2),
+        ("b", 0.3),
+        ("b", 0.4),
     ]
-    assert interval == mean == [{"where": f"model={name}", "estimate": 0.5, "low": 0.4, "high": 0.6} for name in "ab"]
-    assert chart["title"] == "each seed: loss mean"
+    assert interval == mean == [{"where": name, "estimate": 0.5, "low": 0.4, "high": 0.6} for name in "ab"]
+    assert chart["title"] == {"text": "each seed: loss mean", "subtitle": "by model"}
 
 
 def test_many_seeds_become_quantiles() -> None:
@@ -207,7 +207,7 @@ def test_many_seeds_become_quantiles() -> None:
     points = chart["layer"][0]["data"]["values"]
     assert [point["value"] for point in points] == [0, 75, 150, 225, 300]
     assert {point["where"] for point in points} == {"all"}
-    assert chart["title"].startswith("quartiles and extremes of the seeds")
+    assert chart["title"] == {"text": "quartiles and extremes of the seeds: loss mean"}
     few = seeds_of({"model": "a", "step": "", "quantity": "loss", "seeds": tuple(range(300))})
     assert len(few[0]["layer"][0]["data"]["values"]) == 300
 

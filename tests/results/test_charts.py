@@ -114,21 +114,19 @@ def _outlined(spec: object) -> set[tuple[str, str]]:
 
 def test_the_best_pair_of_each_model_is_outlined_and_results_are_no_search() -> None:
     spec = rates(_search(), "model", title="search")
-    assert _outlined(spec) == {("0.002", "cnn, decay 0.5"), ("0.01", "vit, decay 0.5")}
+    assert _outlined(spec) == {("0.002", "cnn, 0.5"), ("0.01", "vit, 0.5")}
     assert len(_squares(spec)) == 5
     assert isinstance(spec, dict)
-    assert spec["layer"][0]["encoding"]["y"]["sort"] == [
-        *("cnn, decay 0.05", "cnn, decay 0.5", "vit, decay 0.05", "vit, decay 0.5")
-    ]
+    assert spec["layer"][0]["encoding"]["y"]["sort"] == [*("cnn, 0.05", "cnn, 0.5", "vit, 0.05", "vit, 0.5")]
 
 
 def test_a_pair_with_a_diverged_seed_is_not_the_best() -> None:
-    assert ("0.01", "cnn, decay 0.05") in _outlined(rates(_search(n_failed=1), "model", title="search"))
+    assert ("0.01", "cnn, 0.05") in _outlined(rates(_search(n_failed=1), "model", title="search"))
 
 
 def test_of_errors_the_smallest_is_best() -> None:
     spec = rates(_search(), "model", title="search", best="smallest", of="error")
-    assert _outlined(spec) == {("0.01", "cnn, decay 0.5"), ("0.01", "vit, decay 0.05")}
+    assert _outlined(spec) == {("0.01", "cnn, 0.5"), ("0.01", "vit, 0.05")}
 
 
 @pytest.mark.parametrize("decay", ["0.5", None])

@@ -491,9 +491,7 @@ def _seed_charts(report: TableReport) -> list[dict[str, Any]]:
     for what, members in sorted(found.items(), key=lambda item: -len(item[1]))[:SEED_CHARTS]:
         # What is the same for all of them need not be said on every line.
         varying = [axis for axis in report.axes if len({line[axis] for line in members}) > 1]
-        lines = [
-            (", ".join(f"{axis}={line[axis]}" for axis in varying if line[axis]) or "all", line) for line in members
-        ]
+        lines = [(", ".join(str(line[axis]) for axis in varying if line[axis]) or "all", line) for line in members]
         many = sum(len(line["seeds"]) for _, line in lines) > SEED_POINTS
         points = [
             {"where": where, "value": value, "what": name}
@@ -504,7 +502,7 @@ def _seed_charts(report: TableReport) -> list[dict[str, Any]]:
             {"where": where, "estimate": line["estimate"], "low": line["ci_low"], "high": line["ci_high"]}
             for where, line in lines
         ]
-        charts.append(_strip(what, points, marks, many))
+        charts.append(_strip(what, ", ".join(varying), points, marks, many))
     return charts
 
 
@@ -516,14 +514,14 @@ def _quantiles(values: Sequence[float]) -> list[tuple[str, float]]:
 
 
 def _strip(
-    what: str, points: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]], many: bool
+    what: str, by: str, points: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]], many: bool
 ) -> dict[str, Any]:
     words = "quartiles and extremes of the seeds" if many else "each seed"
     y = {"field": "where", "type": "nominal", "title": None, "axis": {"labelLimit": 280}, "sort": None}
-    x = {"type": "quantitative", "title": what, "scale": {"zero": False}}
+    x = {"type": "quantitative", "title": None, "scale": {"zero": False}}
     tooltip = [{"field": "what"}, {"field": "value", "type": "quantitative"}, {"field": "where"}]
     return {
-        "title": f"{words}: {what}",
+        "title": {"text": f"{words}: {what}", **({"subtitle": f"by {by}"} if by else {})},
         "height": {"step": 22},
         "layer": [
             {

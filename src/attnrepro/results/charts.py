@@ -80,7 +80,7 @@ def grid(
     marked: str | None = None,
     within: str | None = None,
     best: Literal["largest", "smallest"] = "largest",
-    said: str = "",
+    said: str | Sequence[str] = (),
 ) -> Mapping[str, Any] | None:
     """Estimates as a heat map, a square with its number for each pair of ``x`` and ``y``; None without rows.
 
@@ -125,8 +125,9 @@ def grid(
     if marked is not None:
         chosen = base.transform_filter("datum.marked")
         layers.append(chosen.mark_rect(filled=False, stroke="var(--ink)", strokeWidth=2))
-    layers.append(base.mark_text(fontSize=11, color="var(--ink)").encode(text="text:N"))
-    heading = alt.Title(title, subtitle=said) if said else title
+    size = 11 if shown[x].nunique() <= WIDE else 9
+    layers.append(base.mark_text(fontSize=size, color="var(--ink)").encode(text="text:N"))
+    heading = alt.Title(title, subtitle=said if isinstance(said, str) else list(said)) if said else title
     height = ROW * shown[y].nunique()
     spec: Mapping[str, Any] = (
         alt.layer(*layers)
@@ -155,7 +156,7 @@ def rates(
     if decays:
         shown["weight_decay"] = shown.weight_decay.astype(float)
         shown = shown.sort_values([series, "weight_decay"], key=lambda c: c if c.name != series else _places(c))
-    shown["at"] = [f"{r[series]}, decay {r['weight_decay']:g}" if decays else r[series] for r in _dicts(shown)]
+    shown["at"] = [f"{r[series]}, {r['weight_decay']:g}" if decays else r[series] for r in _dicts(shown)]
     sound = shown.estimate.where(shown.n_failed == 0)
     ranked = sound.groupby(shown[series]).transform("max" if best == "largest" else "min")
     shown["best"] = sound == ranked
@@ -164,12 +165,12 @@ def rates(
         *("learning_rate", "at"),
         title=title,
         x_title="learning rate",
-        y_title=None,
+        y_title="model, weight decay" if decays else None,
         of=of,
         marked="best",
         within=series,
         best=best,
-        said=f"{of}, each model in shades of its own range; outlined: the best",
+        said=(of, "each model in shades of its own range; outlined: the best"),
     )
 
 
@@ -183,8 +184,9 @@ def _dicts(frame: "pd.DataFrame") -> list[dict[str, Any]]:
     return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
-# Height of a row of squares in pixels, and how much colour is left where an interval holds zero.
-ROW, PALE = 28, 0.25
+# Height of a row of squares in pixels, squares in a row that leave room for numbers of usual size, and how much colour
+# is left where an interval holds zero.
+ROW, WIDE, PALE = 28, 7, 0.25
 
 
 def _short(value: float, signed: bool) -> str:
