@@ -263,3 +263,12 @@ def test_a_picture_that_cannot_be_drawn_is_one_sentence(capfd: pytest.CaptureFix
     assert not shown.pictures
     (sentence,) = capfd.readouterr().err.splitlines()
     assert sentence.startswith("An attention map did not reach Weights & Biases (has none)")
+
+
+def test_names_of_runs_stay_apart_when_they_are_cut() -> None:
+    """The values that differ may come last."""
+    base = "params.model=cnn_additive params.cue=0.95 params.jitter=1 params.grid=shifted params.apart=3 params.n="
+    names = [view.run_name(f"{base}{n}", key) for n, key in ((100, "0011aabbccdd"), (1000, "0022aabbccdd"))]
+    assert all(name.startswith("model=cnn_additive cue=0.95 jitter=1 grid=shifted") for name in names)
+    assert len(set(names)) == 2 and all(len(name) <= 64 for name in names)
+    assert view.run_name("params.model=cnn seeds=[0,1]", "0011aabbccdd") == "model=cnn seeds=[0,1]"

@@ -243,7 +243,7 @@ def test_the_whole_project_is_rebuilt_from_committed_rows_twice_the_same(
         (measured,) = [row for row in own if row["source"] == "measured"]
         point = record["config"]["params"]["point"]
         assert (seen["group"], seen["exit_code"], seen["tags"]) == ("toy", 0, ["document 000", "scale cpu"])
-        assert seen["name"] == f"params.point={point}"
+        assert seen["name"] == f"point={point}"
         assert seen["config"]["params"] == record["config"]["params"]
         assert uploaded_rows(stub, run_id) == own
         n = int(measured["n"])

@@ -194,7 +194,7 @@ def _measure(
         root=store.root,
         run_id=f"{cell.key}{_attempt(cell, code)}",
         table=cell.table,
-        name=_private(label(overrides)),
+        name=view.run_name(_private(label(overrides)), cell.key),
         job_type=job_type,
         tags=view.tags(config.document, cell.scale, plain(cell.params)),
         config=view.run_config(science, key=cell.key, code=code, document=config.document),

@@ -1,6 +1,7 @@
 """The dashboard of a sweep that still runs: served on this machine, rebuilt as cells finish, reloaded by the page."""
 
 import argparse
+import contextlib
 import json
 import sys
 import threading
@@ -117,7 +118,9 @@ def server(board: Board, port: int) -> ThreadingHTTPServer:
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
-            self.wfile.write(content)
+            # Who closes the page while it is sent has no use for the rest.
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(content)
 
         def log_message(self, *arguments: object) -> None:
             """Nothing: the page asks every two seconds."""

@@ -10,6 +10,8 @@ from attnrepro.config import digest
 from attnrepro.results.rows import HEAD, TAIL
 
 TextRow = Mapping[str, str]
+# Characters of a name that W&B shows.
+LONGEST = 64
 # What stands beside an estimate: the fields of `gather.estimate` and the ends of the names they get.
 BESIDE = ("n", "sd", "ci_low", "ci_high")
 
@@ -18,6 +20,12 @@ def tags(document: str, scale: str, params: Mapping[str, object]) -> list[str]:
     """``document 002``, ``scale cpu``, and ``protocol A`` where the table has protocols and the cell is of one."""
     found = [f"document {document}", f"scale {scale}"]
     return [*found, f"protocol {params['protocol']}"] if params.get("protocol") else found
+
+
+def run_name(label: str, key: str) -> str:
+    """What sets a cell apart, in at most 64 characters: a longer one is cut and ends with the beginning of its key."""
+    short = label.replace("params.", "")
+    return short if len(short) <= LONGEST else f"{short[: LONGEST - 7]} {key[:6]}"
 
 
 def run_config(science: Mapping[str, Any], *, key: str, code: str, document: str) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def send_cell(config: TrackingConfig, scratch: Path, cell: CellRows) -> None:
         root=scratch,
         run_id=run_id(cell),
         table=table,
-        name=label(cell.run["command"][1:]),
+        name=view.run_name(label(cell.run["command"][1:]), cell.key),
         job_type=job_type,
         tags=view.tags(document, cell.scale, params),
         config=view.run_config(cell.science, key=cell.key, code=cell.code, document=document),
