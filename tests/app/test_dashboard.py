@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from attnrepro import paths
 from attnrepro.app import dashboard
 from attnrepro.app.dashboard import Erratum, TablePage
+from attnrepro.app.headline import Headline
 from attnrepro.results.rows import TABLE_COLUMNS
 
 from .browsing import watched
@@ -105,7 +107,29 @@ def sample() -> TablePage:
         frame=frame[[*axes, *TABLE_COLUMNS]],
         axes=axes,
         charts=tuple(chart(frame, quantity) for quantity in QUANTITIES),
+        headline=sketched(),
     )
+
+
+def explained(page: TablePage) -> TablePage:
+    """The page with texts behind its verdicts."""
+    texts = (
+        {"tolerance": f"tolerance {i}", "found": "; ".join(f"test {i}.{k}" for k in range(8)), "reason": f"why {i}"}
+        for i in range(len(page.frame))
+    )
+    return replace(page, hover=tuple(texts))
+
+
+def sketched() -> Headline:
+    """logit_sd against head_dim with and without the scale, both printed."""
+    points = []
+    for d in (4, 16, 64, 256, 1024):
+        point = {"sqrt_d_entropy/head_dim": float(d)}
+        for scaled in (True, False):
+            for part, value in (("measured", THEORY[d, scaled][0]), ("published", float(PUBLISHED[d, scaled][0]))):
+                point[f"sqrt_d_entropy/{scaled}/{part}"] = value
+        points.append(point)
+    return Headline("sqrt_d_entropy", "logit_sd", "sd", "head_dim", True, points)
 
 
 def chart(frame: pd.DataFrame, quantity: str) -> dict[str, Any]:
@@ -290,7 +314,7 @@ def test_writing_the_same_page_again_touches_nothing(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("dashboard") / "dashboard.html"
-    pages = [sample(), long_table(1000), hostile(), two_machines()]
+    pages = [explained(sample()), long_table(1000), hostile(), two_machines()]
     dashboard.write(pages, path, "Attention, measured", "A sample", ERRATA)
     return path
 
@@ -393,13 +417,18 @@ def test_long_tables_start_short_and_grow_while_scrolling(page: Any) -> None:
     rows.nth(399).wait_for(state="attached")
 
 
-def test_note_and_p_on_focus_and_hover(page: Any) -> None:
+def test_tolerance_reason_and_p_on_focus_and_hover(page: Any) -> None:
     tip = page.get_by_role("tooltip")
     show(page, "sqrt_d_entropy")
     chips = page.locator("#sqrt_d_entropy td.verdict .chip")
     chips.first.focus()
-    assert "0.0131" in tip.text_content()
-    assert "n_queries=100" in tip.text_content()
+    told = dict(zip(tip.locator("dt").all_text_contents(), tip.locator("dd").all_text_contents(), strict=True))
+    assert told["tolerance"] == "tolerance 0"
+    assert told["why so"] == "why 0"
+    assert told["found"] == "test 0.0test 0.1test 0.2test 0.3and 4 more, all in the CSV"
+    assert told["p"] == "0.0131"
+    assert told["claim"] == "sqrtd-4-u-logit_sd"
+    assert page.locator("#sqrt_d_entropy td.number span").first.get_attribute("title") == "tolerance 0", "of the print"
     page.keyboard.press("Escape")
     assert tip.is_hidden()
     chips.nth(1).hover()
@@ -416,6 +445,32 @@ def test_printing_draws_the_charts_that_nobody_has_seen(page: Any) -> None:
     page.set_viewport_size({"width": 400, "height": 200})
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     last.locator("svg .mark-symbol path").first.wait_for(state="attached")
+
+
+def test_what_there_is_no_room_for_stands_with_the_quantity(page: Any) -> None:
+    from playwright.sync_api import expect
+
+    card = show(page, "sqrt_d_entropy")
+    box = card.locator(".box")
+
+    def heads() -> list[str]:
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth + 1"), "the verdict is on the screen"
+        return list(box.locator("th").all_text_contents())
+
+    page.set_viewport_size({"width": 1600, "height": 800})
+    expect(box.locator("th")).to_have_count(8)
+    wide = heads()
+    page.set_viewport_size({"width": 830, "height": 800})
+    expect(box.locator("th")).not_to_have_count(8)
+    folded = [name for name in wide if name not in heads()]
+    assert folded
+    assert all(f"{name} = " in box.locator("tbody tr").first.text_content() for name in folded)
+    page.set_viewport_size({"width": 1600, "height": 800})
+    expect(box.locator("th")).to_have_count(8)
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert len(heads()) < len(wide), "a sheet is no screen"
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert heads() == wide
 
 
 def test_stale_rows_are_flagged(page: Any) -> None:
@@ -452,14 +507,29 @@ def test_nothing_sticks_out_of_the_page(page: Any, width: int, view: str) -> Non
 def test_overview_shows_what_each_table_found(page: Any) -> None:
     card = page.locator("#sqrt_d_entropy")
     assert card.locator(".counts .chip").all_text_contents() == ["SOURCE_ERROR 2", "TREND_FAILS 1", "WITHIN_NOISE 28"]
-    assert card.locator(".spark circle").count() == 10
-    assert card.locator(".spark").get_attribute("aria-label").startswith("logit_sd: 10 measured values")
+    spark = card.locator(".spark")
+    assert (spark.locator("g").count(), spark.locator("circle").count(), spark.locator("polyline").count()) == (
+        2,
+        10,
+        2,
+    )
+    words = "logit_sd against head_dim: 10 measured values (dots) beside 10 printed ones (crosses)"
+    assert spark.get_attribute("aria-label") == words
+    places = spark.locator("g").nth(1).locator("circle").evaluate_all("dots => dots.map(d => +d.getAttribute('cx'))")
+    gaps = [right - left for left, right in itertools.pairwise(places)]
+    assert max(gaps) - min(gaps) < 0.3, "d is drawn logarithmically"
+    bar = page.locator("#hostile .spark")
+    assert bar.locator("rect").count() > 0, "without a headline the verdicts are drawn"
+    assert bar.get_attribute("aria-label").startswith("verdicts: ")
     assert card.locator(".box").is_hidden()
     assert page.locator("[data-ready]").count() == 0, "no table is unpacked before somebody asks for it"
 
 
 def test_a_link_leads_to_the_row_of_a_claim(page: Any) -> None:
-    show(page, "page-errata").get_by_role("link", name="sqrtd-4-u-logit_sd").click()
+    one = show(page, "page-errata").locator(".erratum", has_text="sqrtd-4-u-logit_sd")
+    assert one.get_by_role("link").first.is_hidden(), "folded up"
+    one.locator("summary").click()
+    one.get_by_role("link").first.click()
     row = page.locator("#sqrt_d_entropy tr.marked")
     row.wait_for(state="visible")
     assert "1.779" in row.text_content()
@@ -516,13 +586,29 @@ def test_filter_by_document_and_scale(page: Any) -> None:
 
 
 def test_machines_stand_side_by_side(page: Any) -> None:
-    table = show(page, "page-machines").locator(".sheet table")
+    from playwright.sync_api import expect
+
+    view = show(page, "page-machines")
+    expect(view.locator(".machines-said")).to_contain_text(
+        "2 values of 1 tables measured on two machines or more, 1 apart"
+    )
+    assert view.locator(".sheet").count() == 0, "a table is made when somebody opens it"
+    view.locator(".compared summary").press("Enter")
+    table = view.locator(".sheet table")
     table.wait_for()
-    assert table.locator("thead th").all_text_contents() == ["", "cpu-A", "cpu-B"]
-    rows = table.locator("tbody tr").all_text_contents()
-    assert len(rows) == 2, "what one machine measured is not compared"
-    assert "length=64" in rows[0] and "differs" not in rows[0]
-    assert "length=128" in rows[1] and rows[1].endswith("differs")
+    heads = ["quantity", "published", "theory", "cpu-A", "cpu-B", "difference", "verdict"]
+    assert table.locator("thead th").all_text_contents() == heads
+    rows = table.locator("tbody tr")
+    expect(rows).to_have_count(2)  # what one machine measured is not compared
+    first, second = rows.all_text_contents()
+    assert "length = 64" in first and "apart" not in first
+    assert "length = 128" in second and "apart" in second
+    view.locator("#page-apart").check()
+    expect(rows).to_have_count(1)
+    assert "length = 128" in rows.first.text_content()
+    view.locator("#page-apart").uncheck()
+    page.get_by_label("Search").fill("no such quantity")
+    expect(view.locator(".compared")).to_have_count(0)
 
 
 def test_one_machine_has_nothing_to_compare(browser: Any, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_every_chart_of_every_table_has_marks(page: Any, table: str) -> None:
 def test_every_erratum_leads_to_a_row(page: Any) -> None:
     page.evaluate("location.hash = '/page-errata'")
     page.locator("#page-errata").wait_for(state="visible")
-    hrefs = page.locator("#page-errata h4 a").evaluate_all("links => links.map(link => link.hash)")
+    hrefs = page.locator("#page-errata .erratum li a").evaluate_all("links => links.map(link => link.hash)")
     assert len(hrefs) > 50
     for href in hrefs[:: max(1, len(hrefs) // 8)]:
         page.evaluate("address => { location.hash = address }", href.removeprefix("#"))

@@ -124,3 +124,39 @@ def test_a_port_that_is_taken_is_one_sentence(port: int, checkout: Inside, capfd
     err = capfd.readouterr().err
     assert err.startswith(f"dashboard: PORT={port}: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_new_page_opens_where_the_reader_was(board: serve.Board, port: int, browser: Any) -> None:
+    from playwright.sync_api import expect
+
+    page = browser.new_page(viewport={"width": 1000, "height": 500})
+    page.set_default_timeout(20_000)
+    page.goto(f"http://127.0.0.1:{port}/#/toy")
+    card = page.locator("#toy[data-ready]")
+    card.wait_for(state="visible")
+    page.get_by_label("Search").fill("toy")
+    word = card.locator(".counts .chip").first.text_content().split()[0]
+    chip = page.locator(f".filters [data-verdict={word}]")
+    chip.click()
+    expect(page.locator(".toolbar .status")).to_contain_text("in 1 of")
+    head = card.locator("th", has_text="measured")
+    head.get_by_role("button").click()
+    head.get_by_role("button").click()
+    card.locator(".yaml summary").click()
+    page.mouse.wheel(0, 150)
+    page.wait_for_timeout(300)
+    seen = page.evaluate("scrollY")
+    assert seen > 50
+    words = board.page.read_text(encoding="utf-8").replace("</h1>", " anew</h1>", 1)
+    board.page.write_text(words, encoding="utf-8")
+    expect(page.locator("h1")).to_contain_text("anew")
+    page.locator("#toy[data-ready]").wait_for(state="visible")
+    expect(page.locator(".toolbar .status")).to_contain_text("in 1 of")
+    expect(page.get_by_label("Search")).to_have_value("toy")
+    assert chip.get_attribute("aria-pressed") == "true"
+    assert head.get_attribute("aria-sort") == "descending"
+    assert card.locator(".yaml").get_attribute("open") is not None
+    page.wait_for_timeout(500)
+    assert abs(page.evaluate("scrollY") - seen) < 60
+    page.close()

@@ -24,7 +24,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -35,6 +35,7 @@ import pandas as pd
 
 from attnrepro.app import playground
 from attnrepro.app.documents import first_sentence
+from attnrepro.app.headline import Headline
 from attnrepro.results.rows import TABLE_COLUMNS
 from attnrepro.results.store import write_text
 
@@ -54,6 +55,9 @@ VERDICTS = {
     "REPRODUCED": ("agrees", "Theory and measurement agree with the printed value within its rounding."),
 }
 
+# What stands behind a verdict and is too long for the CSV: see `TablePage.hover`.
+HOVER = ("tolerance", "found", "reason")
+
 _STYLE_KEY = {
     "measured": "points: measured",
     "interval": "bars: 95 % interval",
@@ -71,7 +75,9 @@ class TablePage:
     string as read with ``dtype=str, keep_default_na=False``. An empty string, ``None`` and a float NaN are
     missing values, while the string ``nan`` is a measured NaN and is shown as such. ``charts`` are Vega-Lite
     specifications; ``description`` (else ``title``) of each becomes its accessible name. ``yaml`` is the table's own
-    file, ``runs`` what is known of the runs behind the rows, a mapping each.
+    file, ``runs`` what is known of the runs behind the rows, a mapping each. ``hover`` has, for each row of the frame,
+    what opens at its verdict: the tolerance, what was found, and the reason for class and margin; empty: the note.
+    ``headline`` is what the card sketches.
     """
 
     table: str
@@ -86,6 +92,8 @@ class TablePage:
     charts: tuple[dict[str, Any], ...]
     yaml: str = ""
     runs: tuple[Mapping[str, str], ...] = ()
+    hover: tuple[Mapping[str, str], ...] = ()
+    headline: Headline | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +164,8 @@ def _check(pages: Sequence[TablePage]) -> None:
         missing = [name for name in (*page.axes, *TABLE_COLUMNS) if name not in page.frame.columns]
         if missing:
             raise ValueError(f"table {page.table} lacks the column(s) {', '.join(missing)}")
+        if page.hover and len(page.hover) != len(page.frame):
+            raise ValueError(f"table {page.table} has {len(page.frame)} rows and hover texts for {len(page.hover)}")
     name, times = Counter(page.table for page in pages).most_common(1)[0] if pages else ("", 0)
     if times > 1:
         raise ValueError(f"table {name} is given {times} times")
@@ -181,13 +191,13 @@ def _card(page: TablePage) -> str:
         command=_text(page.command),
         how_to_read=_text(page.how_to_read),
         charts="".join(
-            f'<div class="chart" role="img" aria-label="{_text(name)}"></div>'
+            f'<div class="chart" role="img" aria-label="{_text(name)}" style="min-height:{_height(chart)}px"></div>'
             if _has_rows(chart)
             else f"<p>{_text(name)}: no values to draw yet.</p>"
             for name, chart in zip(names, page.charts, strict=True)
         ),
         key=_text("; ".join(text for style, text in _STYLE_KEY.items() if style in _styles(page.charts))),
-        runs=_text(_plural(len(page.runs), "set of runs") if page.runs else "no runs yet"),
+        runs=_text(_plural(len(page.runs), "group") + " of cells" if page.runs else "no runs yet"),
         provenance=_runs(page.runs),
         data=_json(
             _packed(
@@ -195,6 +205,7 @@ def _card(page: TablePage) -> str:
                     "axes": page.axes,
                     "rows": len(page.frame),
                     "columns": {name: _column(page.frame[name]) for name in (*page.axes, *TABLE_COLUMNS)},
+                    "hover": {name: _column(row[name] for row in page.hover) for name in HOVER} if page.hover else {},
                     "charts": [
                         {**chart, "description": name}
                         for name, chart in zip(names, page.charts, strict=True)
@@ -265,74 +276,124 @@ def _link(text: str) -> str:
     return " ".join(parts)
 
 
-# Size of a sparkline, and the most values that one shows.
+# Size of a sparkline, and from which ratio of its ends on its values are drawn logarithmically.
 _SPARK = (132, 34)
-_SPARK_POINTS = 24
+_DECADES = 30.0
 
 
 def _sparkline(page: TablePage) -> str:
-    """A small picture of the quantity with the most printed numbers: crosses, and what was measured as dots."""
-    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    columns = (page.frame[name] for name in ("quantity", "statistic", "published", "estimate", "variant"))
-    for quantity, statistic, published, estimate, variant in zip(*columns, strict=True):
-        pair = (_float(_cell(published)), _float(_cell(estimate)))
-        if all(map(math.isfinite, pair)) and not _cell(variant):
-            points.setdefault((_cell(quantity), _cell(statistic)), []).append(pair)
-    if not points:
-        return ""
-    (quantity, _), chosen = max(points.items(), key=lambda item: len(item[1]))
-    chosen = chosen[:_SPARK_POINTS]
-    if len(chosen) < 2:
-        return ""
-    low, high = min(map(min, chosen)), max(map(max, chosen))
+    """A small picture of what stands for the table: dots for what was measured, crosses for what was printed.
+
+    Without three measured values there is nothing to see; then the verdicts are drawn, as parts of a bar.
+    """
+    if page.headline is None or len(_points(page.headline, "measured")) < 3:
+        return _verdict_bar(page)
+    shown = page.headline
+    measured, printed = _points(shown, "measured"), _points(shown, "published")
     width, height = _SPARK
-
-    def at(index: int, value: float) -> tuple[float, float]:
-        share = (value - low) / (high - low) if high > low else 0.5
-        return round(6 + index * (width - 12) / (len(chosen) - 1), 1), round(height - 6 - share * (height - 12), 1)
-
-    dots = "".join('<circle cx="{}" cy="{}" r="2.2"/>'.format(*at(i, ours)) for i, (_, ours) in enumerate(chosen))
-    line = " ".join("{},{}".format(*at(i, ours)) for i, (_, ours) in enumerate(chosen))
-    crosses = "".join(
-        "M{} {}l5 5m0 -5l-5 5".format(*(round(place - 2.5, 1) for place in at(i, printed)))
-        for i, (printed, _) in enumerate(chosen)
+    across = _along([x for x, _ in measured + printed], shown.log, 6, width - 6)
+    values = [value for _, value in measured + printed]
+    wide = min(values) > 0 and max(values) / min(values) >= _DECADES
+    up = _along(values, wide, height - 6, 6)
+    marks = []
+    for number, series in enumerate(shown.of("measured"), 1):
+        dots = [(across(x), up(value)) for x, value in series]
+        # Without an axis of numbers neighbours have nothing to do with each other.
+        line = " ".join(f"{x},{y}" for x, y in dots) if shown.x and len(dots) > 1 else ""
+        marks.append(
+            f'<g class="of-{number}">'
+            + (f'<polyline points="{line}"/>' if line else "")
+            + "".join(f'<circle cx="{x}" cy="{y}" r="{2.2 if len(dots) < 15 else 1.2}"/>' for x, y in dots)
+            + "</g>"
+        )
+    crosses = "".join(f"M{round(across(x) - 2.5, 1)} {round(up(value) - 2.5, 1)}l5 5m0 -5l-5 5" for x, value in printed)
+    words = f"{shown.quantity}{f' against {shown.x}' if shown.x else ''}: {len(measured)} measured values (dots)" + (
+        f" beside {len(printed)} printed ones (crosses)" if printed else ""
     )
-    words = f"{quantity}: {len(chosen)} measured values (dots) beside the printed ones (crosses)"
+    return _picture(words, "".join(marks) + (f'<path d="{crosses}"/>' if crosses else ""))
+
+
+def _points(shown: Headline, part: str) -> list[tuple[float, float]]:
+    return [point for series in shown.of(part) for point in series]
+
+
+def _along(values: Sequence[float], log: bool, start: float, end: float) -> Callable[[float], float]:
+    """Where a value stands between ``start`` and ``end``, in pixels."""
+    scale = math.log if log else float
+    low, high = scale(min(values)), scale(max(values))
+
+    def place(value: float) -> float:
+        share = (scale(value) - low) / (high - low) if high > low else 0.5
+        return round(start + share * (end - start), 1)
+
+    return place
+
+
+def _verdict_bar(page: TablePage) -> str:
+    """The verdicts of a table as parts of a bar, the best ones first; empty without any."""
+    counts = Counter(str(word) for word in page.frame["verdict"] if _cell(word))
+    width, height = _SPARK
+    at, parts = 0.0, []
+    for word in reversed(_ranked(counts)):
+        size = width * counts[word] / counts.total()
+        kind = VERDICTS.get(word, ("none", ""))[0]
+        parts.append(
+            f'<rect class="{kind}" x="{at:.1f}" y="{height / 2 - 6:.1f}" width="{max(1.0, size - 1):.1f}" height="12"/>'
+        )
+        at += size
+    words = ", ".join(f"{counts[word]} {word}" for word in reversed(_ranked(counts)))
+    return _picture(f"verdicts: {words}", "".join(parts)) if parts else ""
+
+
+def _picture(words: str, content: str) -> str:
+    width, height = _SPARK
     return (
         f'<svg class="spark" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
-        f' aria-label="{_text(words)}"><title>{_text(words)}</title><polyline points="{line}"/>{dots}'
-        f'<path d="{crosses}"/></svg>'
+        f' aria-label="{_text(words)}"><title>{_text(words)}</title>{content}</svg>'
     )
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _errata(errata: Sequence[Erratum]) -> str:
-    out = []
-    document = ""
+    """Contents, and a part for each document; of a statement the first figures show, the rest is folded up."""
+    parts: dict[str, list[Erratum]] = {}
     for one in errata:
-        if one.document != document:
-            document = one.document
-            out.append(f"<h3>Document {_text(document)}</h3>")
-        verdicts = " ".join(dict.fromkeys(_text(verdict) for verdict, _, _ in one.lines))
-        row = f"#/{_text(one.lines[0][2])}/{_text(one.claim)}"
-        lines = "".join(
-            f'<li>{_chip(verdict)} {_text(words)} <a href="#/{_text(table)}/{_text(one.claim)}">{_text(table)}</a></li>'
-            for verdict, words, table in one.lines
-        )
-        out.append(
-            f'<div class="erratum" data-document="{_text(one.document)}" data-verdicts="{verdicts}">'
-            f'<h4><a href="{row}">'
-            f"<code>{_text(one.claim)}</code></a> <small>{_text(one.section)}</small></h4><ul>{lines}</ul>"
-            + "".join(f"<p>{_text(reason)}</p>" for reason in one.reasons)
-            + "</div>"
-        )
-    return "".join(out) or "<p>Nothing that does not hold has been found.</p>"
+        parts.setdefault(one.document, []).append(one)
+    if not parts:
+        return "<p>Nothing that does not hold has been found.</p>"
+    contents = "".join(
+        f'<li><a href="#/page-errata/{_text(document)}">Document {_text(document)}</a>'
+        f" {_text(_plural(len(members), 'statement'))} {_verdict_counts(members)}</li>"
+        for document, members in parts.items()
+    )
+    return f'<ul class="contents">{contents}</ul>' + "".join(
+        f'<section data-part="{_text(document)}"><h3 tabindex="-1">Document {_text(document)}</h3>'
+        + "".join(map(_erratum, members))
+        + "</section>"
+        for document, members in parts.items()
+    )
+
+
+def _verdict_counts(errata: Sequence[Erratum]) -> str:
+    counts = Counter(verdict for one in errata for verdict in dict.fromkeys(verdict for verdict, _, _ in one.lines))
+    return " ".join(_chip(word, counts[word]) for word in _ranked(counts))
+
+
+def _erratum(one: Erratum) -> str:
+    verdicts = list(dict.fromkeys(verdict for verdict, _, _ in one.lines))
+    lines = "".join(
+        f'<li>{_chip(verdict)} {_text(words)} <a href="#/{_text(table)}/{_text(one.claim)}">{_text(table)}</a></li>'
+        for verdict, words, table in one.lines
+    )
+    rest = _plural(len(one.lines) - 1, "more line")
+    more = f" <small>and {_text(rest)}</small>" if len(one.lines) > 1 else ""
+    return (
+        f'<details class="erratum" data-document="{_text(one.document)}" data-verdicts="{_text(" ".join(verdicts))}">'
+        f"<summary>{' '.join(map(_chip, verdicts))} <code>{_text(one.claim)}</code>"
+        f' <span class="first">{_text(one.lines[0][1])}</span>{more}</summary>'
+        f"<p><small>{_text(one.section)}</small></p><ul>{lines}</ul>"
+        + "".join(f"<p>{_text(reason)}</p>" for reason in one.reasons)
+        + "</details>"
+    )
 
 
 def _chart_name(page: TablePage, number: int) -> str:
@@ -351,6 +412,15 @@ def _styles(spec: object) -> set[str]:
     return found
 
 
+def _height(spec: Mapping[str, Any]) -> int:
+    """About how high a chart will be, so that little moves when it is drawn: plot, title, axis and legend."""
+    height = spec.get("height", 260)
+    if isinstance(height, dict):  # so many pixels a line
+        places = {str(row.get("where")) for node in _dicts(spec) for row in node.get("values", ()) if "where" in row}
+        height = height.get("step", 20) * len(places)
+    return 100 + int(height) if isinstance(height, int | float) else 300
+
+
 def _has_rows(spec: Mapping[str, Any]) -> bool:
     """False if a specification carries data sets and all of them are empty."""
     data = [node["data"] for node in _dicts(spec) if isinstance(node.get("data"), dict)]
@@ -366,7 +436,7 @@ def _dicts(node: object) -> Iterator[dict[str, Any]]:
         yield from _dicts(child)
 
 
-def _column(values: pd.Series[Any]) -> str | list[str]:
+def _column(values: Iterable[Any]) -> str | list[str]:
     """Cells as strings; one string stands for a column that is the same in every row."""
     cells = [_cell(value) for value in values]
     return cells[0] if len(set(cells)) == 1 else cells

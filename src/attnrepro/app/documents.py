@@ -152,10 +152,18 @@ def quizzes(reports: Sequence["TableReport"], path: Path) -> str:
 def figures(report: "TableReport", line: Line) -> str:
     """Printed, measured and theory in one sentence."""
     printed = str(line.get("published", ""))
-    told = f"taken as {printed}" if ".." in printed else f"printed {printed}" if printed else ""
+    told = f"taken as {_range(printed)}" if ".." in printed else f"printed {printed}" if printed else ""
     found, exact = measured(line), short(line.get("theory"))
     parts = [told, f"measured {found}" if found else "", f"theory {exact}" if exact else ""]
     return f"{report.what(line)}: {', '.join(part for part in parts if part)}."
+
+
+def _range(printed: str) -> str:
+    """``2..inf`` in words: at least 2."""
+    low, _, high = printed.partition("..")
+    if low == high:
+        return low
+    return f"at least {low}" if high == "inf" else f"at most {high}" if low == "-inf" else f"{low} to {high}"
 
 
 def measured(line: Line) -> str:

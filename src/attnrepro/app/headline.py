@@ -1,14 +1,27 @@
-"""The one chart of a table that Weights & Biases draws: chosen from its judged lines, the same way for all tables."""
+"""The one chart of a table that Weights & Biases draws, and the sketch on its card: chosen from its judged lines."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from attnrepro.app import view
-from attnrepro.app.report import TableReport
 
 Line = Mapping[str, Any]
+
+
+class Judged(Protocol):
+    """What is needed of a `report.TableReport`."""
+
+    name: str
+    axes: tuple[str, ...]
+    lines: list[dict[str, Any]]
+
+    def shows(self, line: Line) -> bool:
+        """Whether a line belongs to the group that is shown."""
+        ...
+
+
 # Lines that one chart can hold, and what each of them consists of.
 SERIES = 6
 PARTS = ("measured", "ci_low", "ci_high", "theory", "published", "published_low", "published_high")
@@ -41,8 +54,18 @@ class Headline:
         """Which of ``PARTS`` a metric is."""
         return metric.rsplit("/", 1)[1]
 
+    def of(self, part: str) -> list[list[tuple[float, float]]]:
+        """Points (x, value) of ``measured``, say, a list for each series."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for point in self.points:
+            for metric, value in point.items():
+                if metric != self.x_metric:
+                    series = found.setdefault(metric.rsplit("/", 1)[0], [])
+                    series += [(point[self.x_metric], value)] * (self.part(metric) == part)
+        return list(found.values())
 
-def headline(report: TableReport) -> Headline | None:
+
+def headline(report: Judged) -> Headline | None:
     """What shows most of what was printed, along an axis of numbers if there is one; None without any value."""
     lines: list[Line] = [line for line in report.lines if report.shows(line) and _values(line)]
     if not lines:
@@ -99,7 +122,7 @@ def _number(value: object) -> float:
 
 def _shows_most(option: tuple[tuple[str, str], str, Sequence[Line]]) -> tuple[int, ...]:
     """Printed numbers first, then an axis of at least three numbers, then at how many of them something was printed,
-    then how much was printed, claimed and measured.
+    then how much was printed, whether it has intervals, and how much was claimed and measured.
     """
     _, x, lines = option
     if x and len({line[x] for line in lines}) < 3:
@@ -107,4 +130,5 @@ def _shows_most(option: tuple[tuple[str, str], str, Sequence[Line]]) -> tuple[in
     printed = [line for line in lines if "published" in _values(line)]
     places = len({line[x] for line in printed}) if x else 0
     claimed = sum(bool(line.get("claim")) for line in lines)
-    return (int(bool(printed)), int(bool(x)), places, len(printed), claimed, len(lines))
+    uncertain = any("ci_low" in _values(line) for line in lines)
+    return (int(bool(printed)), int(bool(x)), places, len(printed), int(uncertain), claimed, len(lines))

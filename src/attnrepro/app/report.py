@@ -16,12 +16,14 @@ from attnrepro import paths
 from attnrepro.app import documents
 from attnrepro.app.documents import figures, first_sentence, measured, sentence, short
 from attnrepro.app.gather import JOINED, REPORTED, CellRows, Group, groups
+from attnrepro.app.headline import headline
 from attnrepro.config import digest, load_yaml, reading_module
 from attnrepro.results import verdicts
 from attnrepro.results.claims import load_claims
 from attnrepro.results.published import PublishedLine, load_published
 from attnrepro.results.rows import TABLE_COLUMNS, text
 from attnrepro.results.store import Store, write_text
+from attnrepro.results.tolerance import tolerance
 from attnrepro.results.verdicts import Case, Estimate, MonteCarloCheck
 
 if TYPE_CHECKING:
@@ -240,6 +242,8 @@ def _judged_lines(group: Group, module: Any, printed: Sequence[PublishedLine]) -
             "verdict": str(judgement.verdict),
             "note": judgement.note if judgement.note in one.reason else f"{judgement.note}; {one.reason}",
             "reason": one.reason,
+            "found": judgement.note if judgement.note not in one.reason else "",
+            "tolerance": tolerance(case),
         }
         place = judged.setdefault(_place(one, module), [])
         # Several claims may print the same number of the same thing: one line answers them all.
@@ -411,7 +415,7 @@ def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
     """What the dashboard shows of each table."""
     import pandas as pd
 
-    from attnrepro.app.dashboard import TablePage
+    from attnrepro.app.dashboard import HOVER, TablePage
 
     result = []
     for report in reports:
@@ -432,16 +436,25 @@ def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
                 document=f"document {report.about['document']}",
                 question=report.about["question"],
                 answer=report.answer,
-                command=f"attnrepro experiment={report.name}",
+                command=_command(report),
                 how_to_read=report.about["how_to_read"].strip(),
                 frame=frame,
                 axes=report.axes,
+                headline=headline(report),
+                hover=tuple({name: str(line.get(name) or "") for name in HOVER} for line in report.lines),
                 charts=(*charts, *_seed_charts(report)),
                 yaml=(paths.conf_dir() / "experiment" / f"{report.name}.yaml").read_text(encoding="utf-8"),
                 runs=tuple(_run(group.cells) for group in report.groups if not group.variant and group.cells),
             )
         )
     return result
+
+
+def _command(report: TableReport) -> str:
+    """What measures what is shown: from a clone, and for one who has the package."""
+    scales = report.shown.scale.split("+") if report.shown else ["auto"]
+    clone = [f"make reproduce TABLE={report.name} SCALE={scale}" for scale in scales]
+    return "\n".join([*clone, *(f".venv/bin/attnrepro experiment={report.name} scale={scale}" for scale in scales)])
 
 
 def _run(cells: Sequence[CellRows]) -> dict[str, str]:

@@ -131,8 +131,9 @@ def _found(row: Mapping[str, Any], report: TableReport) -> Iterator[str]:
     yield f"  theory     {'none' if math.isnan(theory) else f'{theory:.9g}'}"
     p = row.get("p", math.nan)
     yield f"  verdict    {row['verdict']}" + ("" if math.isnan(p) else f", p = {p:.3g}")
-    if note := str(row["note"]).removesuffix(str(row["reason"])).removesuffix("; "):
-        yield f"  note       {note}"
+    yield f"  tolerance  {row['tolerance']}"
+    if row["found"]:
+        yield f"  note       {row['found']}"
 
 
 def _measured(row: Mapping[str, Any]) -> str:

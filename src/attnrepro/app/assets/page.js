@@ -38,6 +38,8 @@
     button.textContent = chinese ? "English" : "中文";
     button.lang = chinese ? "en" : "zh-Hant";
     button.ariaPressed = String(chinese);
+    search.dataset.en ??= search.placeholder;
+    search.placeholder = say(search.dataset.en);
   }
 
   // --- compressed data: JSON, gzip, base64 ---
@@ -107,12 +109,26 @@
   function explanation(card, row) {
     const word = card.at("verdict", row);
     const list = make("dl");
-    for (const name of ["class", "p", "claim", "note"]) {
+    const tell = (name, ...content) => list.append(make("dt", {}, say(name)), make("dd", {}, ...content));
+    const behind = card.data.hover ?? {};
+    if (card.behind("tolerance", row)) tell("tolerance", card.behind("tolerance", row));
+    const found = "found" in behind ? card.behind("found", row) : card.at("note", row);
+    if (found) tell("found", ...few(found.split("; ")));
+    if (card.behind("reason", row)) tell("why so", card.behind("reason", row));
+    for (const name of ["class", "p", "claim"]) {
       const text = card.at(name, row);
-      if (text !== "") list.append(make("dt", {}, name), make("dd", {}, show(text)));
+      if (text !== "") tell(name, show(text));
     }
     if (card.stale(row)) list.append(make("dt", {}, "stale"), make("dd", {}, "the code has changed since this run"));
     return [make("strong", {}, word), make("p", {}, verdicts[word]?.meaning ?? ""), list];
+  }
+
+  /** Each part on a line of its own; of a long list the first ones. */
+  function few(parts) {
+    const most = 4;
+    const lines = parts.slice(0, parts.length > most + 1 ? most : parts.length).map((part) => make("div", {}, part));
+    if (lines.length < parts.length) lines.push(make("div", { className: "absent" }, `and ${parts.length - lines.length} more, all in the CSV`));
+    return lines;
   }
 
   // --- columns of a table: header, sort key, class and cell content ---
@@ -125,9 +141,12 @@
       cell: (row) => [shown(card.at(name, row))],
     });
     const shown = (text) => (text === "" ? absent() : make("span", { title: text }, show(text)));
-    // An axis of a few rows only stands with their quantity: as columns, such axes push the verdict out of sight.
+    // An axis of a few rows only stands with their quantity, and so does what there is no room for: as columns, such
+    // axes push the numbers out of sight.
     const [common, rare] = [[], []];
-    for (const name of card.places) if (card.varies(name)) (card.mostlyBlank(name) ? rare : common).push(name);
+    for (const name of card.places) {
+      if (card.varies(name)) (card.mostlyBlank(name) || card.folded.has(name) ? rare : common).push(name);
+    }
     const columns = common.map((name) => plain(name, "axis"));
     const rarely = (row) => rare.filter((name) => card.at(name, row) !== "").map((name) => `${name} = ${show(card.at(name, row))}`);
     columns.push({
@@ -139,7 +158,8 @@
         small([chinese && labels.quantities[card.at("quantity", row)] ? card.at("quantity", row) : "", card.at("statistic", row), card.at("unit", row), ...rarely(row)].filter(Boolean).join(", ")),
       ],
     });
-    columns.push({ ...plain("published", "number"), cell: (row) => [card.at("published", row) || absent()] });
+    const printed = (row) => make("span", { title: card.behind("tolerance", row) }, card.at("published", row));
+    columns.push({ ...plain("published", "number"), cell: (row) => [card.at("published", row) === "" ? absent() : printed(row)] });
     columns.push({ label: "measured", kind: "number", key: (row) => card.at("estimate", row), cell: measured });
     columns.push(plain("theory", "number"));
     columns.push({
@@ -173,6 +193,7 @@
     constructor(element) {
       this.element = element;
       this.table = element.id;
+      this.folded = new Set(); // columns that there is no room for
       this.title = element.querySelector("h2");
       this.box = element.querySelector(".box");
       this.shown = element.querySelector(".shown");
@@ -223,8 +244,32 @@
       this.heads = this.columns.map((column) => this.head(column));
       const heading = make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...this.heads));
       this.box.replaceChildren(make("table", { role: "table" }, heading, this.body));
+      if (this.sorted) this.sort(...this.sorted);
       this.update();
       this.element.dataset.ready = "";
+    }
+
+    /** Give the numbers room: as long as the table is wider than the page, one axis less has a column of its own. */
+    fit() {
+      const width = this.box.clientWidth;
+      if (!this.data || width === 0 || width === this.fitted) return;
+      this.fitted = width;
+      const kinds = (name) => new Set(this.data.columns[name]).size;
+      const places = this.places.filter((name) => this.varies(name) && !this.mostlyBlank(name));
+      const last = ["variant", "scale", "environment"];
+      const order = (name) => (last.includes(name) ? last.indexOf(name) : last.length + kinds(name));
+      places.sort((a, b) => order(a) - order(b));
+      const before = this.folded.size;
+      this.folded.clear();
+      if (before > 0) this.build();
+      const tooWide = () => this.box.scrollWidth > width + 1;
+      while (tooWide() && places.length > 0 && !narrow.matches) {
+        this.folded.add(places.shift());
+        this.build();
+      }
+      if (!tooWide() || this.folded.size === 0) return;
+      this.folded.delete([...this.folded].at(-1)); // one name that has no end: no axis makes room for it
+      this.build();
     }
 
     /** The table's CSV, as it lies in results/tables. */
@@ -269,6 +314,12 @@
       return Array.isArray(column) ? column[row] : column;
     }
 
+    /** What stands behind a verdict: tolerance, found, reason; empty where the page has none. */
+    behind(name, row) {
+      const column = this.data.hover?.[name] ?? "";
+      return Array.isArray(column) ? column[row] : column;
+    }
+
     stale(row) {
       return !["", "0", "false", "no"].includes(this.at("stale", row).toLowerCase());
     }
@@ -278,14 +329,22 @@
       const head = make("th", { scope: "col", role: "columnheader", className: column.kind }, button);
       head.dataset.label = column.label;
       button.addEventListener("click", () => {
-        const direction = head.ariaSort === "ascending" ? -1 : 1;
-        for (const other of this.heads) other.ariaSort = null;
-        head.ariaSort = direction === 1 ? "ascending" : "descending";
-        const keys = this.order.map((_, row) => column.key(row));
-        this.order.sort((a, b) => compare(keys[a], keys[b], direction) || a - b);
+        this.sort(column.label, head.ariaSort === "ascending" ? "descending" : "ascending");
         this.update();
       });
       return head;
+    }
+
+    /** Bring the rows into the order of a column; the page must be told by `update`. */
+    sort(label, way) {
+      const index = this.columns.findIndex((column) => column.label === label);
+      if (index < 0) return;
+      for (const other of this.heads) other.ariaSort = null;
+      this.heads[index].ariaSort = way;
+      const direction = way === "ascending" ? 1 : -1;
+      const keys = this.order.map((_, row) => this.columns[index].key(row));
+      this.order.sort((a, b) => compare(keys[a], keys[b], direction) || a - b);
+      this.sorted = [label, way];
     }
 
     /** Lower-case text of every row, made when somebody searches for the first time. */
@@ -339,6 +398,7 @@
     }
   }
 
+  const narrow = matchMedia("(max-width: 800px)"); // where the style sheet lays rows out as blocks
   const waiting = new Map(); // charts that are not drawn yet, with their specifications
   let drawing = false; // the chart library is a later script of the page
   const cards = Array.from(document.querySelectorAll(".card"), (element) => new Card(element));
@@ -367,6 +427,8 @@
       const verdict = chosen.size === 0 || part.dataset.verdicts.split(" ").some((word) => chosen.has(word));
       part.hidden = other || !verdict || !words.every((word) => said.includes(word));
     }
+    for (const part of document.querySelectorAll("[data-part]")) part.hidden = !part.querySelector(".erratum:not([hidden])");
+    if (document.body.dataset.view === "page-machines") await compareMachines();
     status.textContent = filtered ? `${rows} ${rows === 1 ? "row" : "rows"} in ${tables} of ${cards.length} tables` : "";
     window.dispatchEvent(new Event("resize")); // charts that were hidden have no width of their own until told
   }
@@ -429,13 +491,13 @@
 
   for (const type of ["pointerover", "focusin"]) {
     document.addEventListener(type, ({ target }) => {
-      const chip = target.closest?.(".box .chip");
+      const chip = target.closest?.("button.chip[aria-describedby]");
       if (chip) openTip(chip);
       else if (tip.contains(target)) clearTimeout(leaving);
     });
   }
   document.addEventListener("pointerout", ({ target }) => {
-    if (target.closest?.(".box .chip, #page-tip")) leaving = setTimeout(closeTip, SETTLE);
+    if (target.closest?.("button.chip[aria-describedby], #page-tip")) leaving = setTimeout(closeTip, SETTLE);
   });
   document.addEventListener("focusout", closeTip);
   // Focus by the tab key scrolls the chip into view: its tip must come along, any other one would lose its chip.
@@ -497,6 +559,7 @@
       container.textContent = `This chart could not be drawn: ${error.message}`;
       console.error(container.ariaLabel, error);
     }
+    container.style.minHeight = "0"; // until now an estimate kept its place
   }
 
   const observer = new IntersectionObserver(
@@ -512,58 +575,112 @@
     draw(container, spec);
   }
 
+  const SHEET = 800; // pixels that rows have on a sheet of A4 upright, where letters are smaller than here
+
   window.addEventListener("beforeprint", () => {
+    for (const card of cards.filter(({ box }) => box.clientWidth > 0)) {
+      card.box.style.width = `${SHEET}px`;
+      card.fit();
+      card.box.style.width = "";
+    }
     for (const container of waiting.keys()) if (container.offsetParent) drawNow(container);
-    for (const text of document.querySelectorAll(".current .more:not([open]), .current .reading:not([open])")) {
-      if (text.tagName !== "DETAILS") continue;
+    const folded = ".current details:is(.more, .reading):not([open]), [data-view='page-errata'] .erratum:not([open])";
+    for (const text of document.querySelectorAll(folded)) {
       text.open = true;
       window.addEventListener("afterprint", () => (text.open = false), { once: true });
     }
   });
 
+  window.addEventListener("afterprint", () => cards.forEach((card) => card.fit()));
+
   // --- machines side by side: places that were measured in two environments or more ---
+
+  const apart = document.getElementById("page-apart");
+  apart.addEventListener("change", compareMachines);
 
   async function compareMachines() {
     await Promise.all(cards.map((card) => card.load()));
-    const place = document.querySelector(".machines-rows");
-    const parts = cards.map(comparison).filter(Boolean);
+    const found = cards.filter((card) => ofDocument.value === "" || card.element.dataset.document === ofDocument.value).map(comparison).filter(Boolean);
     const environments = new Set(cards.flatMap(({ data }) => [data.columns.environment].flat()).filter(Boolean));
-    document.querySelector(".machines-said").textContent =
-      parts.length > 0
-        ? "The same quantities from different machines, as measured; an interval that does not overlap the first one's is marked."
-        : `All rows come from ${[...environments].join(", ") || "nowhere yet"}. Measure here (make reproduce-all) and yours stand beside it.`;
-    place.replaceChildren(...parts);
+    const said = document.querySelector(".machines-said");
+    const places = found.reduce((sum, { pairs }) => sum + pairs.length, 0);
+    const differ = found.reduce((sum, { differing }) => sum + differing.length, 0);
+    apart.parentElement.hidden = environments.size < 2;
+    if (environments.size < 2) {
+      said.textContent = `All rows come from ${[...environments].join(", ") || "nowhere yet"}. Measure here (make reproduce-all) and yours stand beside it.`;
+    } else {
+      said.textContent = `${places} ${places === 1 ? "value" : "values"} of ${found.length} tables measured on two machines or more, ${differ} apart: 95 % intervals that do not overlap, or exact values that are not the same.`;
+    }
+    const shown = apart.checked ? found.filter(({ differing }) => differing.length > 0) : found;
+    document.querySelector(".machines-rows").replaceChildren(...shown.map(compared));
   }
 
+  /** Where one table was measured on several machines, and where they are apart; null if nowhere. */
   function comparison(card) {
     const found = new Map();
+    const filtered = filtering();
     for (let row = 0; row < card.data.rows; row += 1) {
       if (card.at("variant", row) !== "" || card.at("estimate", row) === "") continue;
-      const where = [...card.data.axes, "scale"].map((name) => [name, card.at(name, row)]).filter(([, value]) => value !== "");
-      const what = `${card.at("quantity", row)} ${card.at("statistic", row)} ${where.map(([name, value]) => `${name}=${value}`).join(", ")}`;
+      if (filtered && !card.matches(row)) continue;
+      const what = JSON.stringify([...card.data.axes, "scale", "quantity", "statistic"].map((name) => card.at(name, row)));
       if (!found.has(what)) found.set(what, new Map());
       if (!found.get(what).has(card.at("environment", row))) found.get(what).set(card.at("environment", row), row);
     }
-    const pairs = [...found].filter(([, rows]) => rows.size > 1);
+    const pairs = [...found.values()].filter((rows) => rows.size > 1);
     if (pairs.length === 0) return null;
-    const environments = [...new Set(pairs.flatMap(([, rows]) => [...rows.keys()]))].sort();
-    const heads = ["", ...environments].map((text) => make("th", { scope: "col" }, text));
-    const lines = pairs.map(([what, rows]) => {
-      const first = rows.get(environments.find((name) => rows.has(name)));
-      const cells = environments.map((name) => {
-        if (!rows.has(name)) return make("td", {}, absent());
-        const row = rows.get(name);
-        const [value, low, high] = ["estimate", "ci_low", "ci_high"].map((column) => card.at(column, row));
-        const node = make("td", {}, show(value), low === "" ? "" : small(`[${show(low)}, ${show(high)}]`));
-        const apart = number(low) > number(card.at("ci_high", first)) || number(high) < number(card.at("ci_low", first));
-        if (apart) node.append(make("span", { className: "stale-mark" }, "differs"));
-        return node;
-      });
-      return make("tr", {}, make("th", { scope: "row" }, what), ...cells);
+    const environments = [...new Set(pairs.flatMap((rows) => [...rows.keys()]))].sort();
+    return { card, environments, pairs, differing: pairs.filter((rows) => areApart(card, [...rows.values()])) };
+  }
+
+  /** Whether two rows of a place exclude each other: by their intervals, exact values by more than round-off. */
+  function areApart(card, rows) {
+    const ends = rows.map((row) => {
+      const value = number(card.at("estimate", row));
+      const slack = 1e-9 * Math.abs(value);
+      const [low, high] = ["ci_low", "ci_high"].map((name) => number(card.at(name, row)));
+      return Number.isNaN(low) || Number.isNaN(high) ? [value - slack, value + slack] : [low, high];
     });
-    const heading = make("h3", {}, make("a", { href: `#/${card.table}` }, card.title.textContent));
-    const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines));
-    return make("section", {}, heading, make("div", { className: "sheet", tabIndex: 0 }, table));
+    return Math.max(...ends.map(([low]) => low)) > Math.min(...ends.map(([, high]) => high));
+  }
+
+  /** A table of the page, its lines made when somebody opens it. */
+  function compared({ card, environments, pairs, differing }) {
+    const lines = apart.checked ? differing : pairs;
+    const chip = differing.length > 0 ? make("span", { className: "chip open" }, `${differing.length} apart`) : "";
+    const link = make("a", { href: `#/${card.table}` }, card.title.textContent);
+    const summary = make("summary", {}, make("span", {}, link), ` ${pairs.length} ${pairs.length === 1 ? "value" : "values"} `, chip);
+    const part = make("details", { className: "compared" }, summary);
+    const fill = () => part.open && part.children.length === 1 && part.append(make("div", { className: "sheet", tabIndex: 0 }, sheet(card, environments, lines)));
+    part.addEventListener("toggle", fill);
+    part.open = differing.length > 0 && (apart.checked || filtering());
+    return part;
+  }
+
+  function sheet(card, environments, lines) {
+    const names = ["quantity", "published", "theory", ...environments, "difference", "verdict"];
+    const heads = names.map((text) => make("th", { scope: "col" }, say(text)));
+    const body = lines.map((rows) => {
+      const members = environments.map((name) => rows.get(name));
+      const one = members.find((row) => row !== undefined);
+      const where = [...card.data.axes, "scale"].filter((name) => card.at(name, one) !== "").map((name) => `${name} = ${show(card.at(name, one))}`);
+      const what = make("th", { scope: "row" }, quantity(card.at("quantity", one)), small([card.at("statistic", one), card.at("unit", one), ...where].filter(Boolean).join(", ")));
+      const values = members.map((row) => {
+        if (row === undefined) return make("td", {}, absent());
+        const [value, low, high] = ["estimate", "ci_low", "ci_high"].map((name) => card.at(name, row));
+        const decimals = decimalsFor((number(high) - number(low)) / 2);
+        return make("td", {}, show(value, decimals), low === "" ? "" : small(`[${show(low, decimals)}, ${show(high, decimals)}]`));
+      });
+      const measured = members.filter((row) => row !== undefined);
+      const [first, last] = [measured[0], measured.at(-1)].map((row) => number(card.at("estimate", row)));
+      const difference = make("td", {}, first === last ? "0" : show(String(Number((last - first).toPrecision(3)))));
+      if (first !== 0 && first !== last) difference.append(small(`${show(String(Number(((100 * (last - first)) / Math.abs(first)).toPrecision(3))))} %`));
+      if (areApart(card, measured)) difference.append(make("span", { className: "stale-mark" }, "apart"));
+      const verdicts = [...new Set(measured.map((row) => card.at("verdict", row)).filter(Boolean))];
+      const chips = verdicts.map((word) => chipFor(card, measured.find((row) => card.at("verdict", row) === word)));
+      const cells = ["published", "theory"].map((name) => make("td", {}, card.at(name, one) === "" ? absent() : show(card.at(name, one))));
+      return make("tr", {}, what, ...cells, ...values, difference, make("td", {}, ...(chips.length > 0 ? chips : [absent()])));
+    });
+    return make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
   }
 
   // --- views: what stands behind # in the address ---
@@ -584,6 +701,11 @@
     go.value = index >= 0 ? name : "";
     window.scrollTo(0, 0);
     if (view === "page-machines") await compareMachines();
+    if (view === "page-errata" && claim) {
+      const part = document.querySelector(`[data-part="${CSS.escape(claim)}"] h3`);
+      part?.focus({ preventScroll: true });
+      part?.scrollIntoView();
+    }
     if (index < 0) return;
     const card = cards[index];
     for (const [link, other, arrow] of [[before, cards[index - 1], "← "], [after, cards[index + 1], " →"]]) {
@@ -594,12 +716,14 @@
       link.textContent = arrow === "← " ? arrow + title : title + arrow;
     }
     await card.load();
+    card.fit();
     card.title.focus({ preventScroll: true });
     if (claim) card.find(claim);
     window.dispatchEvent(new Event("resize"));
   }
 
   window.addEventListener("hashchange", route);
+  window.addEventListener("resize", () => cards.forEach((card) => card.fit()));
   go.addEventListener("change", () => (location.hash = `/${go.value || "page-overview"}`));
 
   // --- the switch of languages is remembered where the browser lets a page remember ---
@@ -635,13 +759,78 @@
 
   // --- a page that is served follows its results; one from disk asks for nothing ---
 
+  // What a reader has set, by its place in the page: the new page differs in its rows alone.
+  const settings = () => document.querySelectorAll("input, .toolbar select, .play select");
+  const foldings = () => document.querySelectorAll("details");
+  const NOTE = "attnrepro-reading";
+
+  /** Note what the reader sees, for the page that takes this one's place. */
+  function keep() {
+    const current = cards.find((card) => card.element.classList.contains("current"));
+    const state = {
+      values: Array.from(settings(), (node) => (node.type === "checkbox" ? node.checked : node.value)),
+      open: Array.from(foldings(), (node) => node.open),
+      chosen: [...chosen],
+      sorted: Object.fromEntries(cards.filter((card) => card.sorted).map((card) => [card.table, card.sorted])),
+      all: cards.filter((card) => card.data && card.short === false).map((card) => card.table),
+      box: current?.box.scrollTop ?? 0,
+      top: scrollY,
+    };
+    try {
+      sessionStorage.setItem(NOTE, JSON.stringify(state));
+    } catch {
+      // without a memory the page begins anew
+    }
+  }
+
+  /** Bring back what `keep` noted. */
+  async function resume() {
+    let state;
+    try {
+      state = JSON.parse(sessionStorage.getItem(NOTE));
+      sessionStorage.removeItem(NOTE);
+    } catch {
+      return;
+    }
+    if (!state) return;
+    settings().forEach((node, index) => {
+      const value = state.values[index];
+      const key = node.type === "checkbox" ? "checked" : "value";
+      if (value === undefined || node[key] === value) return;
+      node[key] = value;
+      if (node.closest(".play")) node.dispatchEvent(new Event(node.type === "range" ? "input" : "change", { bubbles: true }));
+    });
+    for (const word of state.chosen) chosen.add(word);
+    for (const button of filters) button.ariaPressed = String(chosen.has(button.dataset.verdict));
+    words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const touched = cards.filter((card) => card.table in state.sorted || state.all.includes(card.table));
+    await Promise.all(touched.map((card) => card.load()));
+    for (const card of touched) {
+      if (state.all.includes(card.table)) card.short = false;
+      if (state.sorted[card.table]) card.sort(...state.sorted[card.table]);
+    }
+    await updateAll();
+    for (const card of touched) card.update();
+    foldings().forEach((node, index) => (node.open = state.open[index] ?? node.open));
+    const current = cards.find((card) => card.element.classList.contains("current"));
+    if (current) {
+      while (current.box.scrollHeight < state.box + current.box.clientHeight && current.body.children.length < current.rows.length) current.more();
+      current.box.scrollTop = state.box;
+    }
+    // Charts above may not be drawn yet: their place is kept, so that the way down is about the same.
+    scrollTo(0, state.top);
+  }
+
   async function follow() {
     const line = document.querySelector(".live");
     let stamp;
     for (;;) {
       try {
         const now = await (await fetch("status.json", { cache: "no-store" })).json();
-        if (stamp !== undefined && now.stamp !== stamp) return location.reload();
+        if (stamp !== undefined && now.stamp !== stamp) {
+          keep();
+          return location.reload();
+        }
         stamp = now.stamp;
         line.textContent = now.text;
       } catch {
@@ -653,10 +842,11 @@
   }
 
   if (memory.get() === "zh") speak("zh");
-  document.addEventListener("DOMContentLoaded", () => {
+  document.addEventListener("DOMContentLoaded", async () => {
     drawing = true;
     for (const container of waiting.keys()) observer.observe(container);
-    route();
+    await route();
+    await resume();
     if (location.protocol.startsWith("http")) follow();
   });
 })();
