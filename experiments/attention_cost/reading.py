@@ -287,61 +287,33 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
 
 
 def _times(frame: pd.DataFrame) -> Mapping[str, Any] | None:
-    import altair as alt
-
-    from attnrepro.results.charts import records
+    from attnrepro.results.charts import fitted
 
     chosen = frame[(frame.quantity == "time") & (frame.projections == "3") & (frame.n > 0)].copy()
-    if chosen.empty:
-        return None
     chosen["tokens"] = chosen.length.astype(int)
     chosen["kind"] = [_kind(r) for r in chosen.itertuples()]
-    columns = ["tokens", "kind", "estimate", "ci_low", "ci_high", "n"]
-    tip = [alt.Tooltip(f"{column}:{'N' if column == 'kind' else 'Q'}") for column in columns]
-    base = alt.Chart(alt.Data(values=records(chosen.sort_values("tokens"), columns))).encode(
-        x=alt.X("tokens:Q", title="length in tokens", scale=alt.Scale(type="log")).axis(format="~s", tickCount=5),
-        y=alt.Y("estimate:Q", title="ms", scale=alt.Scale(type="log")).axis(format="~g", tickCount=5),
-        color=alt.Color(
-            "kind:N",
-            sort=list(dict.fromkeys(chosen.kind)),
-            legend=alt.Legend(title=None, symbolOpacity=1),
-        ),
+    return fitted(
+        chosen,
+        *("tokens", "kind", _laws(frame)),
+        title="time against length",
+        said="lines: a L + b L^2 as fitted, else through the points",
+        x_title="length in tokens",
+        y_title="ms of one head",
     )
-    lines = alt.Chart(alt.Data(values=_lines(frame, chosen))).encode(  # type: ignore[no-untyped-call]
-        x=alt.X("tokens:Q"), y=alt.Y("ms:Q"), color=alt.Color("kind:N", sort=list(dict.fromkeys(chosen.kind)))
-    )
-    title = "time against length"
-    said = "lines: a L + b L^2 as fitted; through the points where there is no fit"
-    spec: Mapping[str, Any] = (
-        alt.layer(base.mark_point(style="measured").encode(tooltip=tip), lines.mark_line())
-        .properties(
-            title=alt.Title(title, subtitle=said),
-            description=f"{title}: milliseconds of one head, a line for each way of computing it",
-        )
-        .to_dict()
-    )
-    return spec
 
 
-def _lines(frame: pd.DataFrame, times: pd.DataFrame) -> list[dict[str, Any]]:
-    """Fitted times in ms at lengths between the measured ones; without a fit the measured ones."""
-    fitted = frame[frame.quantity.isin(("linear_term", "quadratic_term")) & (frame.projections == "3")]
-    terms = {(_kind(r), r.quantity): r.estimate for r in fitted.itertuples()}
-    found: list[dict[str, Any]] = []
-    for kind, rows in times.groupby("kind"):
-        known = zip(rows.tokens, rows.estimate, strict=True)
-        if (kind, "linear_term") in terms:
-            low, high = math.log(rows.tokens.min()), math.log(rows.tokens.max())
-            lengths = [math.exp(low + (high - low) * i / (FIT_POINTS - 1)) for i in range(FIT_POINTS)]
-            # Microseconds and nanoseconds.
-            a, b = terms[kind, "linear_term"] / 1e3, terms[kind, "quadratic_term"] / 1e6
-            known = zip(lengths, (a * n + b * n * n for n in lengths), strict=True)
-        found += [{"kind": kind, "tokens": round(float(n), 3), "ms": float(f"{ms:.6g}")} for n, ms in known]
-    return found
+def _laws(frame: pd.DataFrame) -> dict[str, Callable[[float], float]]:
+    """Fitted milliseconds of each way at a length."""
+    rows = frame[frame.quantity.isin(("linear_term", "quadratic_term")) & (frame.projections == "3") & (frame.n > 0)]
+    terms: dict[str, dict[str, float]] = {}
+    for r in rows.itertuples():
+        terms.setdefault(_kind(r), {})[r.quantity] = r.estimate
+    # Microseconds and nanoseconds.
+    return {kind: _law(found["linear_term"] / 1e3, found["quadratic_term"] / 1e6) for kind, found in terms.items()}
 
 
-# Points of a fitted line.
-FIT_POINTS = 30
+def _law(a: float, b: float) -> Callable[[float], float]:
+    return lambda n: a * n + b * n * n
 
 
 def _kind(r: Any) -> str:

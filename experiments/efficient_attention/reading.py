@@ -278,7 +278,7 @@ def _chart(rows: pd.DataFrame, x_title: str, title: str) -> Mapping[str, Any] | 
     base = alt.Chart(alt.Data(values=records(rows, columns))).encode(
         y=alt.Y("way:N", title=None, sort=[WORDS[k] for k in KINDS]),
         yOffset=alt.YOffset("part:N", sort=list(PARTS)),
-        color=alt.Color("part:N", sort=list(PARTS), legend=alt.Legend(title=None, symbolOpacity=1)),
+        color=alt.Color("part:N", sort=list(PARTS), legend=alt.Legend(title=None)),
     )
     x = alt.X("estimate:Q", title=x_title, scale=alt.Scale(domain=[0, 1]))
     spec: Mapping[str, Any] = (

@@ -332,7 +332,7 @@ def _difference_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     rows["case"] = rows.task.map(TASK_WORDS) + ", " + rows.ways + "-way " + rows.shots + "-shot"
     columns = ["case", "estimate", "ci_low", "ci_high", "n"]
     tip = [alt.Tooltip(f"{column}:{'N' if column == 'case' else 'Q'}") for column in columns]
-    across = {"title": "accuracy of relation less prototypical"}
+    across = {"title": "relation less prototypical"}
     base = alt.Chart(alt.Data(values=records(rows, columns))).encode(
         y=alt.Y("case:N", title=None, sort=list(rows["case"])).axis(labelLimit=200)
     )

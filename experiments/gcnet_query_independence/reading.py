@@ -311,7 +311,7 @@ def _distances(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     base = alt.Chart(data).encode(
         y=alt.Y("what:N", title=None, sort=None, axis=alt.Axis(labelLimit=200)),
         yOffset=alt.YOffset("where:N"),
-        color=alt.Color("where:N", legend=alt.Legend(title=None, symbolOpacity=1)),
+        color=alt.Color("where:N", legend=alt.Legend(title=None)),
         tooltip=[alt.Tooltip(f"{c}:{'N' if c in ('what', 'where') else 'Q'}") for c in columns],
     )
     x = alt.X("estimate:Q", title="(1 - cos) / 2")

@@ -270,7 +270,7 @@ def _slope_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     )
 
     def y(field: str) -> alt.Y:
-        return alt.Y(f"{field}:Q", title="|d o / d s| of the second", scale=alt.Scale(type="log"))
+        return alt.Y(f"{field}:Q", title="|d o / d s| of the second", scale=alt.Scale(type="log")).axis(tickCount=3)
 
     title = "signal of the second place, softmax"
     spec: Mapping[str, Any] = (

@@ -392,8 +392,12 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     found = _maps(frame)
     accuracy = frame[(frame.quantity == "accuracy") & (frame.statistic == "mean")].copy()
     accuracy["line"] = accuracy.model + accuracy.grid.map({"shifted": ", patches shifted"}).fillna("")
+    turns = frame[frame.statistic == "crossover"].copy()
+    turns["what"] = turns.model.str.replace(" - ", " = ")
     for cue, jitter in (MAIN, (MAIN[0], 1), (0.5, 0)):
         rows = accuracy[(accuracy.cue == f"{cue:g}") & (accuracy.jitter == str(jitter))]
+        # Of glyphs whole in their patches: marks of the shifted ones too would hide the lines.
+        whole = turns[(turns.grid == "aligned") & turns.model.isin([f"{VIT} - {ADDITIVE}", f"{VIT} - cnn"])]
         found.append(
             drawn(
                 rows,
@@ -403,22 +407,27 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
                 y_title="test accuracy",
                 log=True,
                 zero=cue,
+                crossings=whole[(whole.cue == f"{cue:g}") & (whole.jitter == str(jitter))],
             )
         )
     leads = frame[(frame.quantity == "accuracy_difference") & frame.cue.isin(["0.5", f"{MAIN[0]:g}"])]
     # As many lines as the page has colours for: where glyphs move, patches cut them anyway.
     leads = leads[(leads.jitter == "0") | (leads.grid == "aligned")].copy()
-    leads["place"] = "q " + leads.cue + ", jitter " + leads.jitter + ", " + leads.grid
+    for rows in (leads, turns):
+        rows["place"] = "q " + rows.cue + ", jitter " + rows.jitter + ", " + rows.grid
+    turns["what"] = turns.place
     for other in (ADDITIVE, "cnn"):
+        shown = leads[leads.model == f"{VIT} - {other}"]
         found.append(
             drawn(
-                leads[leads.model == f"{VIT} - {other}"],
+                shown,
                 *("n_train", "place"),
                 title=f"lead of the ViT over the {WORDS[other]}",
                 x_title="training images",
                 y_title="paired difference of accuracy",
                 log=True,
                 zero=0.0,
+                crossings=turns[(turns.model == f"{VIT} - {other}") & turns.place.isin(shown.place)],
             )
         )
     tuning = frame[frame.quantity == "validation_accuracy"].copy()
@@ -442,10 +451,10 @@ def _maps(frame: pd.DataFrame) -> list[Mapping[str, Any] | None]:
             *("n_train", "q"),
             title=f"lead of the ViT over the {WORDS[other]}, jitter {jitter}",
             x_title="training images",
-            y_title="accuracy of the cue",
+            y_title="cue",
             of="paired difference of accuracy",
             zero=0.0,
-            said="patches aligned; pale: the 95 % interval holds 0",
+            said="patches aligned; q: accuracy of the cue; pale: the 95 % interval holds 0",
         )
         for other in (ADDITIVE, "cnn")
         for jitter in ("0", "1")

@@ -300,9 +300,7 @@ def _distance_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     base = alt.Chart(alt.Data(values=records(rows, columns))).encode(
         x=alt.X("length:Q", title="positions").scale(type="log").axis(format="~s", tickCount=4),
         y=alt.Y("estimate:Q", title="smallest distance").scale(type="log").axis(format="~g", tickCount=5),
-        color=alt.Color(
-            "embed_dim:N", sort=dims, legend=alt.Legend(title="embed_dim", symbolOpacity=1, columns=4, orient="bottom")
-        ),
+        color=alt.Color("embed_dim:N", sort=dims, legend=alt.Legend(title="embed_dim", columns=4, orient="bottom")),
     )
     spec: Mapping[str, Any] = (
         alt.layer(
@@ -333,9 +331,7 @@ def _copy_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     title = "right answers beyond the trained length"
     base = alt.Chart(alt.Data(values=records(rows.sort_values("length"), columns))).encode(
         x=alt.X("length:Q", title="tokens of the text").scale(type="log").axis(values=sorted(set(rows.length))),
-        color=alt.Color(
-            "code:N", sort=order, legend=alt.Legend(title=None, symbolOpacity=1, columns=2, orient="bottom")
-        ),
+        color=alt.Color("code:N", sort=order, legend=alt.Legend(title=None, columns=2, orient="bottom")),
     )
 
     def y(name: str) -> alt.Y:

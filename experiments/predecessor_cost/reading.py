@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnrepro.results.derived import over_seeds
 from attnrepro.tables.predecessor_cost.table import AXES, GATED, HIDDEN, PLAIN
 from attnrepro.theory import power_law
+from attnrepro.theory import predecessor_cost as closed
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
     import pandas as pd
@@ -70,26 +71,35 @@ def derive(frame: pd.DataFrame, published: Sequence[PublishedLine]) -> list[dict
 
 def _exponents(frame: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Slope of log time against log N over long maps, beside that of the FLOPs over the same."""
-    settings = frame[frame.quantity == "fit_from"]
-    if settings.empty:
-        return
-    first = float(settings.estimate.iloc[0])
     known = {
         (r.block, int(r.places)): r.theory
         for r in frame[(frame.quantity == "flops") & (frame.places != "")].itertuples()
     }
-    times = frame[(frame.quantity == "time") & (frame.block != "") & (frame.n > 0)].to_dict("records")
-    for block in dict.fromkeys(r["block"] for r in times):
-        series = {int(r["places"]): r["by_seed"] for r in times if r["block"] == block and int(r["places"]) >= first}
-        places = sorted(series)
-        if len(places) < 2:
-            continue
-        seeds = [seed for seed in series[places[0]] if all(seed in series[n] for n in places)]
-        slopes = [_slope(places, [series[n][seed] for n in places]) for seed in seeds]
+    for block, (places, by_seed) in _long(frame).items():
+        slopes = [_slope(places, times) for times in by_seed]
         flops = [known.get((block, n), math.nan) for n in places]
         line: dict[str, object] = {"block": block, "what": "time", "quantity": "exponent", "statistic": "slope"}
         line["theory"] = _slope(places, flops) if all(value > 0 for value in flops) else math.nan
         yield line | over_seeds(slopes)
+
+
+def _long(frame: pd.DataFrame) -> dict[str, tuple[list[int], list[list[float]]]]:
+    """Sizes that times were fitted to and the times of each seed at them, by block."""
+    settings = frame[frame.quantity == "fit_from"]
+    if settings.empty:
+        return {}
+    rows = frame[(frame.quantity == "time") & (frame.block != "") & (frame.n > 0)]
+    series: dict[str, dict[int, Mapping[str, float]]] = {}
+    for r in rows.itertuples():
+        if int(r.places) >= float(settings.estimate.iloc[0]):
+            series.setdefault(r.block, {})[int(r.places)] = r.by_seed
+    found = {}
+    for block, at in series.items():
+        places = sorted(at)
+        if len(places) > 1:
+            seeds = [seed for seed in at[places[0]] if all(seed in at[n] for n in places)]
+            found[block] = places, [[at[n][seed] for n in places] for seed in seeds]
+    return found
 
 
 def _slope(sizes: Sequence[int], values: Sequence[float]) -> float:
@@ -246,36 +256,60 @@ def _clock(frame: pd.DataFrame) -> Iterator[str]:
 
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
-    """FLOPs and time against the number of places."""
-    titles = {
-        "flops": ("FLOPs against the number of places", "FLOPs of a map", "~s"),
-        "time": ("time against the number of places", "ms of a map", "~g"),
-    }
-    made = [_growing(frame, quantity, *words) for quantity, words in titles.items()]
-    return [chart for chart in made if chart]
+    """FLOPs and time against the number of places, with the fits that the exponents come from."""
+    from attnrepro.results.charts import fitted
+
+    shown = frame[frame.block.isin(DRAWN) & (frame.places != "") & (frame.n > 0)].copy()
+    shown["N"] = shown.places.astype(int)
+    shown["block"] = shown.block.map(WORDS)
+    first = min((places[0] for places, _ in _long(frame).values()), default=0)
+    drawn = [
+        fitted(
+            shown[shown.quantity == "flops"],
+            *("N", "block", _flop_laws(frame)),
+            title="FLOPs against the number of places",
+            said="lines: a N^q + b N^p as fitted, q known",
+            x_title="places N",
+            y_title="FLOPs of a map",
+            numbers="~s",
+        ),
+        fitted(
+            shown[shown.quantity == "time"],
+            *("N", "block", _time_laws(frame)),
+            title="time against the number of places",
+            said=f"lines: b N^p as fitted from N = {first}",
+            x_title="places N",
+            y_title="ms of a map",
+            since=first,
+        ),
+    ]
+    return [chart for chart in drawn if chart]
 
 
-def _growing(frame: pd.DataFrame, quantity: str, title: str, y_title: str, numbers: str) -> Mapping[str, Any] | None:
-    import altair as alt
+def _flop_laws(frame: pd.DataFrame) -> dict[str, Callable[[float], float]]:
+    """The fits that the exponents of the FLOPs are of, by name of the block."""
+    rows = frame[(frame.quantity == "flops") & (frame.places != "") & (frame.n > 0)]
+    laws = {}
+    for block in DRAWN:
+        counts = {int(r.places): r.estimate for r in rows[rows.block == block].itertuples()}
+        if len(counts) > 3:
+            lower = closed.powers(block, "flops")[1]
+            places = sorted(counts)
+            laws[WORDS[block]] = _law(power_law.fit(places, [counts[n] for n in places], lower), lower or 0.0)
+    return laws
 
-    from attnrepro.results.charts import records
 
-    rows = frame[(frame.quantity == quantity) & frame.block.isin(DRAWN) & (frame.places != "") & (frame.n > 0)].copy()
-    if rows.empty:
-        return None
-    rows["N"] = rows.places.astype(int)
-    rows["kind"] = [WORDS[block] for block in rows.block]
-    columns = ["N", "kind", "estimate", "ci_low", "ci_high", "n"]
-    tip = [alt.Tooltip(f"{column}:{'N' if column == 'kind' else 'Q'}") for column in columns]
-    order = [WORDS[block] for block in DRAWN]
-    base = alt.Chart(alt.Data(values=records(rows.sort_values("N"), columns))).encode(
-        x=alt.X("N:Q", title="places N", scale=alt.Scale(type="log", nice=False)).axis(format="~s", tickCount=5),
-        y=alt.Y("estimate:Q", title=y_title, scale=alt.Scale(type="log")).axis(format=numbers, tickCount=5),
-        color=alt.Color("kind:N", sort=order, legend=alt.Legend(title=None, symbolOpacity=1)),
-    )
-    spec: Mapping[str, Any] = (
-        alt.layer(base.mark_line(), base.mark_point(style="measured").encode(tooltip=tip))
-        .properties(title=title, description=f"{title}: {y_title}, a line for each block, both axes logarithmic")
-        .to_dict()
-    )
-    return spec
+def _time_laws(frame: pd.DataFrame) -> dict[str, Callable[[float], float]]:
+    """Means over the seeds of the straight lines in logarithms whose slopes the exponents are, by name of the block."""
+    laws = {}
+    for block, (places, by_seed) in _long(frame).items():
+        exponent = sum(_slope(places, times) for times in by_seed) / len(by_seed)
+        logs = [math.log(time) for times in by_seed for time in times]
+        middle = sum(map(math.log, places)) / len(places)
+        factor = math.exp(sum(logs) / len(logs) - exponent * middle)
+        laws[WORDS[block]] = _law(power_law.Fit(exponent, factor, 0.0, math.nan), 0.0)
+    return laws
+
+
+def _law(fit: power_law.Fit, lower: float) -> Callable[[float], float]:
+    return lambda n: fit.lower_factor * n**lower + fit.factor * n**fit.exponent

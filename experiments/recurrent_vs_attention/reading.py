@@ -365,16 +365,24 @@ def _recall_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
 def _time_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     rows = _named(frame, "milliseconds")
     rows = rows[rows.phase == "training"]
-    return _lines(rows, "length", "tokens", "milliseconds", "a training step on this device", domain=None)
+    turns = frame[(frame.quantity == "crossover") & (frame.phase == "training")].copy()
+    turns["what"] = turns.network.map(WORDS) + " = " + WORDS[BASE]
+    return _lines(rows, "length", "tokens", "milliseconds", "a training step on this device", None, turns)
 
 
 def _lines(
-    rows: pd.DataFrame, x: str, x_title: str, y_title: str, title: str, domain: tuple[float, float] | None
+    rows: pd.DataFrame,
+    x: str,
+    x_title: str,
+    y_title: str,
+    title: str,
+    domain: tuple[float, float] | None,
+    crossings: pd.DataFrame | None = None,
 ) -> Mapping[str, Any] | None:
     """Estimates with intervals against ``x`` on a log axis, a line a network; without a domain y is logarithmic too."""
     import altair as alt
 
-    from attnrepro.results.charts import records
+    from attnrepro.results.charts import crossed, records
 
     if rows.empty:
         return None
@@ -384,21 +392,21 @@ def _lines(
     tip = [alt.Tooltip(f"{column}:{'N' if column == 'way' else 'Q'}") for column in columns]
     order = [words for words in WORDS.values() if words in set(rows.way)]
     base = alt.Chart(alt.Data(values=records(rows.sort_values(x), columns))).encode(
-        x=alt.X(f"{x}:Q", title=x_title).scale(type="log").axis(format="~s", tickCount=5),
-        color=alt.Color(
-            "way:N", sort=order, legend=alt.Legend(title=None, symbolOpacity=1, columns=2, orient="bottom")
-        ),
+        x=alt.X(f"{x}:Q", title=x_title).scale(type="log", nice=False, padding=8).axis(format="~s", tickCount=5),
+        color=alt.Color("way:N", sort=order, legend=alt.Legend(title=None, columns=2, orient="bottom")),
     )
     scale = alt.Scale(type="log") if domain is None else alt.Scale(domain=list(domain))
 
     def y(name: str) -> alt.Y:
         return alt.Y(f"{name}:Q", title=y_title, scale=scale)
 
+    marks = [] if crossings is None else crossed(crossings, rows[x].min(), rows[x].max(), x_title=x_title)
     spec: Mapping[str, Any] = (
         alt.layer(
             base.mark_rule(clip=True, style="interval").encode(y=y("ci_low"), y2="ci_high:Q"),
             base.mark_line(clip=True).encode(y=y("estimate")),
             base.mark_point(clip=True, style="measured").encode(y=y("estimate"), tooltip=tip),
+            *marks,
         )
         .properties(title=title, description=f"{title}: {y_title} against {x_title}, by network")
         .to_dict()

@@ -458,6 +458,8 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
 
     found = []
     accuracy = frame[(frame.quantity == "accuracy") & (frame.statistic == "mean")]
+    turns = frame[(frame.statistic == "crossover") & (frame.augmentation == "none")]
+    turns = turns.assign(what=turns.model.str.replace(" - ", " = "))
     for data in accuracy.data.unique():
         rows = accuracy[(accuracy.data == data) & (accuracy.augmentation == "none") & (accuracy.recipe == MAIN[2])]
         found.append(
@@ -468,6 +470,7 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
                 x_title="training images",
                 y_title="test accuracy",
                 log=True,
+                crossings=turns[(turns.data == data) & (turns.recipe == MAIN[2])].drop(columns="model"),
             )
         )
     differences = frame[(frame.quantity == "accuracy_difference") & (~frame.n_train.str.contains("-"))]
@@ -481,10 +484,14 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
             y_title="paired difference of accuracy",
             log=True,
             zero=0.0,
+            crossings=turns[(turns.data == MAIN[0]) & (turns.recipe == MAIN[2]) & turns.model.isin(main.model)],
         )
     )
     recipes = main[main.model == "cnn - vit_patch7"].copy()
-    recipes["way"] = recipes.recipe.str.replace("_", " ") + recipes.augmentation.map({"none": ""}).fillna(", augmented")
+    turned = turns[(turns.data == MAIN[0]) & (turns.model == "cnn - vit_patch7")].copy()
+    for rows in (recipes, turned):
+        ways = rows.augmentation.map({"none": ""}).fillna(", augmented")
+        rows["way"] = rows.recipe.str.replace("_", " ") + ways
     found.append(
         drawn(
             recipes,
@@ -494,6 +501,7 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
             y_title="paired difference of accuracy",
             log=True,
             zero=0.0,
+            crossings=turned,
         )
     )
     tuning = frame[(frame.quantity == "validation_accuracy") & (frame.learning_rate != "")]

@@ -143,9 +143,7 @@ def _shift_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
         y=alt.Y("error:Q", title="error / largest output")
         .scale(type="log", domain=[lowest, 10])
         .axis(format="~e", tickCount=4),
-        color=alt.Color(
-            "way:N", sort=order, legend=alt.Legend(title=None, symbolOpacity=1, columns=2, orient="bottom")
-        ),
+        color=alt.Color("way:N", sort=order, legend=alt.Legend(title=None, columns=2, orient="bottom")),
     )
     title = f"equivariance error, shape {shape}"
     spec: Mapping[str, Any] = (

@@ -199,7 +199,7 @@ def test_every_seed_is_a_point() -> None:
         ("b", 0.4),
     ]
     assert interval == mean == [{"where": name, "estimate": 0.5, "low": 0.4, "high": 0.6} for name in "ab"]
-    assert chart["title"] == {"text": "each seed: loss mean", "subtitle": "by model"}
+    assert chart["title"] == {"text": "loss, each seed", "subtitle": "mean by model"}
 
 
 def test_many_seeds_become_quantiles() -> None:
@@ -207,11 +207,47 @@ def test_many_seeds_become_quantiles() -> None:
     points = chart["layer"][0]["data"]["values"]
     assert [point["value"] for point in points] == [0, 75, 150, 225, 300]
     assert {point["where"] for point in points} == {"all"}
-    assert chart["title"] == {"text": "quartiles and extremes of the seeds: loss mean"}
+    assert chart["title"] == {"text": "loss, quantiles of the seeds", "subtitle": "mean"}
+    assert chart["layer"][0]["encoding"]["y"]["axis"] is None, "a single line needs no name"
     few = seeds_of({"model": "a", "step": "", "quantity": "loss", "seeds": tuple(range(300))})
     assert len(few[0]["layer"][0]["data"]["values"]) == 300
 
 
 def test_no_more_than_a_few_charts_of_seeds() -> None:
-    lines = [{"model": "a", "step": "", "quantity": f"q{i}", "seeds": (1.0, 2.0)} for i in range(9)]
+    lines = [{"model": "a", "step": "", "quantity": f"q{i}", "seeds": (1.0, 2.0, 3.0)} for i in range(9)]
     assert len(seeds_of(*lines)) == report.SEED_CHARTS
+
+
+@pytest.mark.parametrize(("seeds", "drawn"), [((1.0, 2.0), 0), ((1.0, 1.0, 1.0), 0), ((1.0, 1.0, 2.0), 1)])
+def test_seeds_that_say_nothing_are_not_drawn(seeds: tuple[float, ...], drawn: int) -> None:
+    assert len(seeds_of({"model": "a", "step": "", "quantity": "loss", "seeds": seeds})) == drawn
+
+
+def test_long_names_are_folded_and_differences_stay_whole() -> None:
+    line = {"step": "1", "quantity": "gain", "statistic": "paired_difference", "seeds": (0.1, 0.2, 0.3)}
+    long = "prototypical - nearest_pixel of the glyphs"
+    (chart,) = seeds_of({"model": "a", **line}, {"model": long, **line})
+    names = chart["layer"][1]["data"]["values"]
+    assert [name["where"] for name in names] == ["a", "prototypical\u00a0-\u00a0nearest_pixel of\nthe glyphs"]
+    assert chart["height"] == {"step": 36}
+
+
+@pytest.mark.parametrize(
+    ("statistic", "ends", "kind"),
+    [("value", (1.0, 99.0), "log"), ("value", (1.0, 2.0), None), ("paired_difference", (1.0, 99.0), None)],
+)
+def test_values_of_several_decades_stand_on_a_logarithm(
+    statistic: str, ends: tuple[float, float], kind: str | None
+) -> None:
+    line = {"model": "a", "step": "", "quantity": "time", "statistic": statistic, "ci_low": 1.0}
+    (chart,) = seeds_of({**line, "seeds": (ends[0], 1.5, ends[1]), "ci_high": ends[1]})
+    assert chart["layer"][0]["encoding"]["x"]["scale"].get("type") == kind
+
+
+def test_long_titles_are_folded() -> None:
+    long = "search for the rates on 316 images of the digits"
+    folded = ["search for the rates on 316 images of the", "digits"]
+    assert report._folded({"title": long, "mark": "bar"}) == {"title": {"text": folded}, "mark": "bar"}
+    assert report._folded({"title": {"text": long, "subtitle": "s"}})["title"] == {"text": folded, "subtitle": "s"}
+    for short in ({"title": "short"}, {"title": {"text": "short", "subtitle": ["a", "b"]}}, {"mark": "bar"}):
+        assert report._folded(short) == short

@@ -1,11 +1,11 @@
-"""Heat maps: every square from a row, sorted axes, what is coloured, pale or outlined."""
+"""Heat maps, fits and crossings: every square from a row, sorted axes, what is coloured, pale or outlined."""
 
 import json
 
 import pandas as pd
 import pytest
 
-from attnrepro.results.charts import grid, rates
+from attnrepro.results.charts import crossed, curves, fitted, grid, rates
 
 
 def _frame(rows: list[dict[str, object]]) -> pd.DataFrame:
@@ -134,3 +134,56 @@ def test_one_weight_decay_is_not_named(decay: str | None) -> None:
     frame = _search().drop(columns="weight_decay")
     frame = frame.iloc[[0, 2, 3]] if decay is None else frame.iloc[[0, 2, 3]].assign(weight_decay=decay)
     assert {y for _, y in _squares(rates(frame, "model", title="t"))} == {"cnn", "vit"}
+
+
+def test_narrow_squares_have_no_point() -> None:
+    frame = _frame([{"x": str(x), "y": "a", "estimate": x / 10} for x in range(9)])
+    told = {"title": "t", "x_title": "x", "y_title": None, "of": "z"}
+    spec = grid(frame, "x", "y", **told)  # type: ignore[arg-type]
+    assert spec is not None and spec["title"]["subtitle"] == ["in thousandths"]
+    assert _squares(spec)["3", "a"]["text"] == "300"
+
+
+def _lines() -> pd.DataFrame:
+    rows = [(n, name, value) for name, value in (("a", 0.5), ("b", 0.7)) for n in ("100", "1000", "10000")]
+    return _frame([{"n_train": n, "model": name, "estimate": value} for n, name, value in rows])
+
+
+def _crossing(**changes: object) -> pd.DataFrame:
+    return _frame([{"what": "a = b", "estimate": 400.0, "ci_low": 300.0, "ci_high": 500.0, **changes}])
+
+
+def _marks(crossings: pd.DataFrame) -> list[dict[str, object]]:
+    told = {"title": "t", "x_title": "x", "y_title": "y", "log": True}
+    spec = curves(_lines(), "n_train", "model", crossings=crossings, **told)  # type: ignore[arg-type]
+    assert spec is not None
+    json.dumps(spec, allow_nan=False)
+    found = [layer for layer in spec["layer"] if "datasets" not in layer and "data" in layer]
+    return [layer["data"]["values"][0] for layer in found if "crossing" in layer["data"]["values"][0]]
+
+
+def test_a_crossing_has_a_band_a_rule_and_words() -> None:
+    marks = _marks(_crossing())
+    assert len(marks) == 3 and marks[0]["crossing"] == "a = b: 400 [300, 500]"
+    assert (marks[0]["from"], marks[0]["at"], marks[0]["to"]) == (300.0, 400.0, 500.0)
+    assert marks[0]["words"] == "a = b: 400"
+    (own,) = {mark["words"] for mark in _marks(_crossing(model="a"))}
+    assert own == "400", "its colour says of which line"
+
+
+@pytest.mark.parametrize("changes", [{"estimate": 20.0}, {"ci_high": 9000.0}, {"n": 0}, {"estimate": float("nan")}])
+def test_a_crossing_outside_or_anywhere_is_not_marked(changes: dict[str, object]) -> None:
+    assert crossed(_crossing(**changes), 100.0, 10000.0, x_title="x") == []
+
+
+def test_fits_are_lines_from_where_they_were_fitted() -> None:
+    told = {"title": "t", "said": "s", "x_title": "x", "y_title": "y"}
+    spec = fitted(_lines(), "n_train", "model", {"a": lambda n: n / 4}, since=1000.0, **told)
+    assert spec is not None
+    points, lines = (layer["data"]["values"] for layer in spec["layer"])
+    assert len(points) == 6
+    own = [(p["n_train"], p["estimate"]) for p in lines if p["model"] == "a"]
+    assert own[0] == (1000.0, 250.0) and own[-1] == (10000.0, 2500.0)
+    other = [(p["n_train"], p["estimate"]) for p in lines if p["model"] == "b"]
+    assert other == [(100.0, 0.7), (1000.0, 0.7), (10000.0, 0.7)], "without a fit through the points"
+    assert fitted(_lines().iloc[:0], "n_train", "model", {}, **told) is None

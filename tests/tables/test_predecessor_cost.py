@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -151,7 +152,7 @@ def test_the_answer_and_the_charts(root: Path) -> None:
     assert "adds 9.8% of parameters to ResNet-50 (2.51 M), 0.07% of FLOPs" in made.answer
     assert "one criss-cross pass reaches 0%, two reach 100%" in made.answer
     (page,) = report.pages([made])
-    titles = [chart["title"] for chart in page.charts]
+    titles = [chart["title"]["text"] for chart in page.charts]
     assert titles[:2] == ["FLOPs against the number of places", "time against the number of places"]
     json.dumps(page.charts, allow_nan=False)
 
@@ -201,6 +202,12 @@ def test_exponents_of_made_up_times_have_intervals(monkeypatch: pytest.MonkeyPat
         power = closed.powers(block, "flops")[0]
         assert line["ci_low"] < line["estimate"] < line["ci_high"] and line["n"] == 5
         assert line["estimate"] == pytest.approx(power, abs=0.02)
+    assert made.shown is not None
+    frame = made.shown.frame()
+    laws = reading._time_laws(frame)
+    for r in frame[(frame.quantity == "exponent") & (frame.what == "time")].itertuples():
+        law = laws[reading.WORDS[r.block]]
+        assert math.log(law(2000.0) / law(1000.0), 2) == pytest.approx(r.estimate), "the line has the row's slope"
     (share,) = [r for r in made.lines if r["quantity"] == "time_share"]
     assert share["verdict"] == "NOT_JUDGED" and share["ci_low"] < 0.05 < share["ci_high"]
     words = {r["block"]: r["verdict"] for r in made.lines if r["what"] == "time" and r.get("claim")}

@@ -400,7 +400,8 @@ def _chart_name(page: TablePage, number: int) -> str:
     chart = page.charts[number]
     title = chart.get("title")
     text = chart.get("description") or (title.get("text") if isinstance(title, dict) else title) or page.title
-    return f"{page.table}, chart {number + 1}: {text}"
+    words = text if isinstance(text, str) else " ".join(text)
+    return f"{page.table}, chart {number + 1}: {words}"
 
 
 def _styles(spec: object) -> set[str]:

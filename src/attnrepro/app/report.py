@@ -6,6 +6,7 @@ import io
 import json
 import math
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -442,7 +443,7 @@ def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
                 axes=report.axes,
                 headline=headline(report),
                 hover=tuple({name: str(line.get(name) or "") for name in HOVER} for line in report.lines),
-                charts=(*charts, *_seed_charts(report)),
+                charts=tuple(_folded(chart) for chart in (*charts, *_seed_charts(report))),
                 yaml=(paths.conf_dir() / "experiment" / f"{report.name}.yaml").read_text(encoding="utf-8"),
                 runs=tuple(_run(group.cells) for group in report.groups if not group.variant and group.cells),
             )
@@ -455,6 +456,21 @@ def _command(report: TableReport) -> str:
     scales = report.shown.scale.split("+") if report.shown else ["auto"]
     clone = [f"make reproduce TABLE={report.name} SCALE={scale}" for scale in scales]
     return "\n".join([*clone, *(f".venv/bin/attnrepro experiment={report.name} scale={scale}" for scale in scales)])
+
+
+# Characters of a line of title and of subtitle that a telephone has room for.
+TITLE = {"text": 42, "subtitle": 58}
+
+
+def _folded(chart: Mapping[str, Any]) -> dict[str, Any]:
+    """A chart with a long title in several lines: the page would cut it."""
+    title = chart.get("title") or {}
+    parts = dict(title) if isinstance(title, Mapping) else {"text": title}
+    for name, width in TITLE.items():
+        lines = [parts[name]] if isinstance(parts.get(name), str) else parts.get(name, ())
+        if any(len(line) > width for line in lines):
+            parts[name] = [part for line in lines for part in textwrap.wrap(line, width, break_on_hyphens=False)]
+    return {**chart, "title": parts} if parts != {"text": title} and parts != title else dict(chart)
 
 
 def _run(cells: Sequence[CellRows]) -> dict[str, str]:
@@ -488,23 +504,32 @@ def _run(cells: Sequence[CellRows]) -> dict[str, str]:
     return {name: value for name, value in known.items() if value}
 
 
-# Seed points: so many quantities of a table, and points of each, are drawn one by one; beyond, quantiles.
-SEED_CHARTS, SEED_POINTS = 3, 300
+# Seed points: so many quantities of a table, and points of each, are drawn one by one; beyond, quantiles. Fewer seeds
+# than three say nothing of their spread.
+SEED_CHARTS, SEED_POINTS, FEWEST_SEEDS = 3, 300, 3
+# Characters of a line of a label: more leave no room for points on a telephone. Largest over smallest from which on a
+# linear axis would show the smaller ones as one spot.
+LABEL, FAR = 34, 50.0
 
 
 def _seed_charts(report: TableReport) -> list[dict[str, Any]]:
     """The single seeds behind what was printed: points, or quantiles where there are too many."""
     if report.shown is None:
         return []
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for line in report.lines:
         if line.get("claim") and report.shows(line) and len(line.get("seeds") or ()) > 1:
-            found.setdefault(f"{line['quantity']} {line['statistic']}", []).append(line)
+            found.setdefault((line["quantity"], line["statistic"]), []).append(line)
+    spread = {what: lines for what, lines in found.items() if any(_spread(line["seeds"]) for line in lines)}
     charts = []
-    for what, members in sorted(found.items(), key=lambda item: -len(item[1]))[:SEED_CHARTS]:
+    for what, members in sorted(spread.items(), key=lambda item: -len(item[1]))[:SEED_CHARTS]:
         # What is the same for all of them need not be said on every line.
         varying = [axis for axis in report.axes if len({line[axis] for line in members}) > 1]
-        lines = [(", ".join(str(line[axis]) for axis in varying if line[axis]) or "all", line) for line in members]
+        names = [", ".join(str(line[axis]) for axis in varying if line[axis]) or "all" for line in members]
+        # Both sides of a difference stay together.
+        whole = [name.replace(" - ", "\u00a0-\u00a0") for name in names]
+        folded = [textwrap.fill(name, LABEL, break_long_words=False) for name in whole]
+        lines = list(zip(folded, members, strict=True))
         many = sum(len(line["seeds"]) for _, line in lines) > SEED_POINTS
         points = [
             {"where": where, "value": value, "what": name}
@@ -515,8 +540,12 @@ def _seed_charts(report: TableReport) -> list[dict[str, Any]]:
             {"where": where, "estimate": line["estimate"], "low": line["ci_low"], "high": line["ci_high"]}
             for where, line in lines
         ]
-        charts.append(_strip(what, ", ".join(varying), points, marks, many))
+        charts.append(_strip(*what, ", ".join(varying), points, marks, many))
     return charts
+
+
+def _spread(seeds: Sequence[float]) -> bool:
+    return len(seeds) >= FEWEST_SEEDS and len(set(seeds)) > 1
 
 
 def _quantiles(values: Sequence[float]) -> list[tuple[str, float]]:
@@ -527,15 +556,29 @@ def _quantiles(values: Sequence[float]) -> list[tuple[str, float]]:
 
 
 def _strip(
-    what: str, by: str, points: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]], many: bool
+    quantity: str,
+    statistic: str,
+    by: str,
+    points: Sequence[Mapping[str, Any]],
+    marks: Sequence[Mapping[str, Any]],
+    many: bool,
 ) -> dict[str, Any]:
-    words = "quartiles and extremes of the seeds" if many else "each seed"
-    y = {"field": "where", "type": "nominal", "title": None, "axis": {"labelLimit": 280}, "sort": None}
-    x = {"type": "quantitative", "title": None, "scale": {"zero": False}}
+    from attnrepro.results.charts import FOLDED
+
+    lines = 1 + max(mark["where"].count("\n") for mark in marks)
+    names = {"labelLimit": 280, **FOLDED} if by else None
+    y = {"field": "where", "type": "nominal", "title": None, "axis": names, "sort": None}
+    ends = [end for mark in marks for end in (mark["low"], mark["high"])] + [point["value"] for point in points]
+    far = statistic != "paired_difference" and min(ends) > 0 and max(ends) > FAR * min(ends)
+    scale = {"type": "log"} if far else {"zero": False}
+    x = {"type": "quantitative", "title": None, "scale": scale, "axis": {"tickCount": 5}}
     tooltip = [{"field": "what"}, {"field": "value", "type": "quantitative"}, {"field": "where"}]
     return {
-        "title": {"text": f"{words}: {what}", **({"subtitle": f"by {by}"} if by else {})},
-        "height": {"step": 22},
+        "title": {
+            "text": f"{quantity}, {'quantiles of the seeds' if many else 'each seed'}",
+            "subtitle": f"{statistic} by {by}" if by else statistic,
+        },
+        "height": {"step": 8 + 14 * lines},
         "layer": [
             {
                 "data": {"values": list(points)},

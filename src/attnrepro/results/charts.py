@@ -1,6 +1,8 @@
 """Vega-Lite pieces that charts of several tables are made of; altair is imported when a chart is."""
 
-from collections.abc import Mapping, Sequence
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -13,6 +15,16 @@ def records(frame: "pd.DataFrame", columns: Sequence[str]) -> list[dict[str, Any
     return [{str(k): v for k, v in record.items() if v == v} for record in found]
 
 
+# Names that are folded with line breaks: each line by itself, all of them about the tick.
+FOLDED: Mapping[str, Any] = {
+    "labelExpr": "split(datum.label, '\\n')",
+    "labelOffset": {
+        "condition": [{"test": f"length(split(datum.value, '\\n')) == {n}", "value": -7 * (n - 1)} for n in (2, 3, 4)],
+        "value": 0,
+    },
+}
+
+
 def curves(
     frame: "pd.DataFrame",
     x: str,
@@ -23,11 +35,12 @@ def curves(
     y_title: str,
     log: bool = False,
     zero: float | None = None,
+    crossings: "pd.DataFrame | None" = None,
 ) -> Mapping[str, Any] | None:
     """Estimates with their intervals against ``x``, a line for each value of ``series``; None without rows.
 
     ``x`` and ``series`` are columns of the frame, whose ``estimate``, ``ci_low`` and ``ci_high`` are drawn; ``log``
-    makes the axis of x logarithmic, ``zero`` draws a level to compare with.
+    makes the axis of x logarithmic, ``zero`` draws a level to compare with. Of ``crossings`` see ``crossed``.
     """
     import altair as alt
 
@@ -39,14 +52,13 @@ def curves(
     kinds = {series: "N"}
     tip = [alt.Tooltip(f"{column}:{kinds.get(column, 'Q')}") for column in columns]
     across = alt.X(f"{x}:Q", title=x_title)
-    across = across.scale(type="log").axis(format="~s", tickCount=5) if log else across.scale(zero=False)
-    base = alt.Chart(_data(records(shown.sort_values(x), columns))).encode(
-        x=across,
-        # The bands' colour is faint, that of the lines is what the legend is for.
-        color=alt.Color(
-            f"{series}:N", sort=list(shown[series].unique()), legend=alt.Legend(title=None, symbolOpacity=1)
-        ),
-    )
+    if log:
+        across = across.scale(type="log", nice=False, padding=8).axis(format="~s", tickCount=5)
+    else:
+        whole = (shown[x] % 1 == 0).all()
+        across = across.scale(zero=False).axis(tickMinStep=1 if whole else alt.Undefined)
+    color = alt.Color(f"{series}:N", title=None, sort=list(shown[series].unique()))
+    base = alt.Chart(_data(records(shown.sort_values(x), columns))).encode(x=across, color=color)
 
     def y(name: str) -> alt.Y:
         return alt.Y(f"{name}:Q", title=y_title).scale(zero=False)
@@ -59,9 +71,109 @@ def curves(
     if zero is not None:
         level = alt.Chart(_data([{"level": zero}]))
         layers.append(level.mark_rule(style="theory").encode(y=alt.Y("level:Q", title=y_title)))
+    if crossings is not None:
+        own = series if series in crossings else ""
+        layers += crossed(crossings, shown[x].min(), shown[x].max(), x_title=x_title, color=color, series=own)
     spec: Mapping[str, Any] = (
         alt.layer(*layers)
         .properties(title=title, description=f"{title}: {y_title} against {x_title}, by {series.replace('_', ' ')}")
+        .to_dict()
+    )
+    return spec
+
+
+# Share of the axis from which on an interval says no more than that lines cross somewhere.
+SOMEWHERE = 0.25
+
+
+def crossed(
+    rows: "pd.DataFrame", low: float, high: float, *, x_title: str, color: Any = None, series: str = ""
+) -> list[Any]:
+    """Layers that mark where lines cross, as measured: a rule in the band of its interval, with words.
+
+    Drawn are crossings between ``low`` and ``high``, the ends of a logarithmic axis of x, unless they may be anywhere:
+    in grey with the column ``what``, or each in the ``color`` of its ``series``, which is a column then.
+    """
+    import altair as alt
+
+    far = (rows.ci_high / rows.ci_low).map(math.log) > SOMEWHERE * math.log(high / low)
+    known = rows[(rows.n > 0) & rows.estimate.between(low, high) & ~far].sort_values("estimate")
+    layers = []
+    for place, r in enumerate(_dicts(known)):
+        at, (start, end) = f"{r['estimate']:,.0f}", (r["ci_low"], r["ci_high"])
+        point = {
+            **{"from": max(low, start), "at": r["estimate"], "to": min(high, end)},
+            "words": at if series else f"{r['what']}: {at}",
+            "crossing": f"{r['what']}: {at} [{start:,.0f}, {end:,.0f}]",
+            **({series: r[series]} if series else {}),
+        }
+        base = alt.Chart(_data([point])).encode(
+            color=color if series else alt.value("var(--quiet)"), tooltip=alt.Tooltip("crossing:N")
+        )
+        x = alt.X("at:Q", title=x_title)
+        # Learning curves rise: there is room above on the left and below on the right.
+        early, down = r["estimate"] ** 2 < low * high, 7 + 14 * place
+        words = base.mark_text(align="left" if early else "right", dx=4 if early else -4, fontSize=11)
+        y = alt.value(down) if early else alt.value(alt.ExprRef(f"height - {down}"))
+        layers += [
+            base.mark_rect(opacity=0.12).encode(x=alt.X("from:Q", title=x_title), x2="to:Q"),
+            base.mark_rule().encode(x=x),
+            words.encode(x=x, y=y, text="words:N", color=alt.value("var(--ink)")),
+        ]
+    return layers
+
+
+# Points of a fitted line.
+FIT_POINTS = 30
+
+
+def fitted(
+    frame: "pd.DataFrame",
+    x: str,
+    series: str,
+    laws: Mapping[str, Callable[[float], float]],
+    *,
+    title: str,
+    said: str,
+    x_title: str,
+    y_title: str,
+    numbers: str = "~g",
+    since: float = 0.0,
+) -> Mapping[str, Any] | None:
+    """Estimates as points and what was fitted to them as lines, both axes logarithmic; None without rows.
+
+    ``laws`` has the fit of each value of ``series``, drawn from ``since``; the points of a value without one are
+    joined. ``numbers`` is the format of the axis of y, ``said`` a subtitle.
+    """
+    import altair as alt
+
+    shown = frame[frame.n > 0].copy()
+    if shown.empty:
+        return None
+    shown[x] = shown[x].astype(float)
+    shown = shown.sort_values(x, kind="stable")
+    columns = [x, series, "estimate", "ci_low", "ci_high", "n"]
+    tip = [alt.Tooltip(f"{column}:{'N' if column == series else 'Q'}") for column in columns]
+    lines: list[dict[str, Any]] = []
+    for name, rows in shown.groupby(series):
+        known = zip(rows[x], rows.estimate, strict=True)
+        if law := laws.get(str(name)):
+            low, high = (math.log(end) for end in (max(since, rows[x].min()), rows[x].max()))
+            at = [math.exp(low + (high - low) * i / (FIT_POINTS - 1)) for i in range(FIT_POINTS)]
+            known = zip(at, map(law, at), strict=True)
+        lines += [{series: name, x: round(float(n), 3), "estimate": float(f"{y:.6g}")} for n, y in known]
+    encoding = {
+        "x": alt.X(f"{x}:Q", title=x_title).scale(type="log", nice=False, padding=8).axis(format="~s", tickCount=5),
+        "y": alt.Y("estimate:Q", title=y_title).scale(type="log").axis(format=numbers, tickCount=5),
+        "color": alt.Color(f"{series}:N", title=None, sort=list(frame[series].unique())),
+    }
+    points = alt.Chart(_data(records(shown, columns))).mark_point(style="measured").encode(**encoding, tooltip=tip)
+    spec: Mapping[str, Any] = (
+        alt.layer(points, alt.Chart(_data(lines)).mark_line().encode(**encoding))
+        .properties(
+            title=alt.Title(title, subtitle=said),
+            description=f"{title}: {y_title}, by {series.replace('_', ' ')}, both axes logarithmic",
+        )
         .to_dict()
     )
     return spec
@@ -103,7 +215,9 @@ def grid(
     shown["side"] = ["above" if value > 0 or zero is None else "below" for value in away]
     holds = (shown.ci_low <= zero) & (zero <= shown.ci_high) | shown.ci_low.isna() if zero is not None else away.isna()
     shown.loc[holds, "strength"] = shown.strength[holds] * PALE
-    shown["text"] = [_short(value, zero is not None) for value in shown.estimate]
+    # In narrow squares there is no room for a point.
+    narrow = zero is None and shown[x].nunique() > WIDE and shown.estimate.between(0, 1).all()
+    shown["text"] = [f"{1000 * v:.0f}" if narrow else _short(v, zero is not None) for v in shown.estimate]
     columns = [x, y, "estimate", "ci_low", "ci_high", "n", "strength", "side", "text"]
     if marked is not None:
         shown["marked"] = shown[marked].astype(bool)
@@ -111,7 +225,9 @@ def grid(
     tip = [alt.Tooltip(f"{column}:{'N' if column in (x, y) else 'Q'}") for column in columns[:6]]
     base = alt.Chart(_data(records(shown, columns))).encode(
         x=alt.X(f"{x}:N", title=x_title, sort=_sorted(shown[x])).axis(labelAngle=0),
-        y=alt.Y(f"{y}:N", title=y_title, sort=_sorted(shown[y], down=True)).axis(labelLimit=240),
+        y=alt.Y(f"{y}:N", title=y_title, sort=_sorted(shown[y], down=True)).axis(
+            labelLimit=240, labelOverlap=False, **FOLDED
+        ),
         tooltip=tip,
     )
     squares = base.mark_rect().encode(
@@ -125,9 +241,10 @@ def grid(
     if marked is not None:
         chosen = base.transform_filter("datum.marked")
         layers.append(chosen.mark_rect(filled=False, stroke="var(--ink)", strokeWidth=2))
-    size = 11 if shown[x].nunique() <= WIDE else 9
+    size = 11 if shown[x].nunique() <= WIDE else 10
     layers.append(base.mark_text(fontSize=size, color="var(--ink)").encode(text="text:N"))
-    heading = alt.Title(title, subtitle=said if isinstance(said, str) else list(said)) if said else title
+    told = [*([said] if isinstance(said, str) else said), *(["in thousandths"] if narrow else [])]
+    heading = alt.Title(title, subtitle=told) if told else title
     height = ROW * shown[y].nunique()
     spec: Mapping[str, Any] = (
         alt.layer(*layers)
@@ -156,7 +273,9 @@ def rates(
     if decays:
         shown["weight_decay"] = shown.weight_decay.astype(float)
         shown = shown.sort_values([series, "weight_decay"], key=lambda c: c if c.name != series else _places(c))
-    shown["at"] = [f"{r[series]}, {r['weight_decay']:g}" if decays else r[series] for r in _dicts(shown)]
+    names = [f"{r[series]}, {r['weight_decay']:g}" if decays else str(r[series]) for r in _dicts(shown)]
+    # Two short lines leave more room for squares than a long one.
+    shown["at"] = [textwrap.fill(name.replace("_", " "), LABEL) for name in names]
     sound = shown.estimate.where(shown.n_failed == 0)
     ranked = sound.groupby(shown[series]).transform("max" if best == "largest" else "min")
     shown["best"] = sound == ranked
@@ -184,13 +303,15 @@ def _dicts(frame: "pd.DataFrame") -> list[dict[str, Any]]:
     return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
-# Height of a row of squares in pixels, squares in a row that leave room for numbers of usual size, and how much colour
-# is left where an interval holds zero.
-ROW, WIDE, PALE = 28, 7, 0.25
+# Height of a row of squares in pixels, squares in a row that leave room for numbers of usual size, characters of a line
+# of a label, and how much colour is left where an interval holds zero.
+ROW, WIDE, LABEL, PALE = 28, 7, 18, 0.25
 
 
 def _short(value: float, signed: bool) -> str:
-    """A number for a square: three decimals without the leading zero."""
+    """A number for a square: three decimals without the leading zero, none from a hundred on."""
+    if abs(value) >= 100:
+        return f"{value:+.0f}" if signed else f"{value:.0f}"
     text = f"{value:+.3f}" if signed else f"{value:.3f}"
     return text.replace("0.", ".", 1) if abs(value) < 1 else text
 

@@ -540,7 +540,7 @@
 
   async function draw(container, spec) {
     const fluid = fits(spec) ? { width: "container", height: 260, autosize: { type: "fit-x", contains: "padding" } } : {};
-    const columns = Math.max(1, Math.floor(container.clientWidth / 170));
+    const columns = Math.max(1, Math.floor(container.clientWidth / 220));
     try {
       await window.vegaEmbed(container, { ...fluid, ...spec }, {
         mode: "vega-lite",
