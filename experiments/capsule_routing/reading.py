@@ -217,8 +217,47 @@ def _tuning_controls(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    parts = (_formula_in_words, _data_in_words, _changed_in_words, _routing_in_words, _cost_in_words)
+    parts = (_told, _formula_in_words, _data_in_words, _changed_in_words, _routing_in_words, _cost_in_words)
     return " ".join(sentence for part in parts for sentence in part(frame))
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Whether the printed formula routes, and how capsules do against the convolutional network."""
+    parts = []
+    exact = frame[(frame.statistic == "exact") & (frame.iterations == "3") & (frame.n > 0)]
+    off = exact[(exact.model == "as_printed") & (exact.quantity == "sum_over_parents_error")]
+    if len(off):
+        error = off.estimate.max()
+        known = "does not route" if error > HOLDS_EPS * EPS else "routes"
+        parts.append(f"the printed formula {known} (what a child hands out is off 1 by up to {error:.3g})")
+    model = f"{ROUTED} - {OTHERS[1]}"
+    few = _of(frame, "accuracy_difference", f"{OTHERS[1]} - {ROUTED}", WHOLE)
+    if few:
+        end = few[0]
+        low, high = -end.ci_high, -end.ci_low
+        parts.append(
+            f"on {end.n_train} digits capsules are {_side(low, high)} the {WORDS[OTHERS[1]]},"
+            f" {_plus(-end.estimate, low, high)}"
+        )
+    for quantity, test, words in (
+        ("accuracy_difference", "affine", "under affine changes"),
+        ("told_apart_difference", "scattered", "at telling scattered parts"),
+    ):
+        if rows := _of(frame, quantity, model, test):
+            r = rows[-1]
+            parts.append(f"{words} {_side(r.ci_low, r.ci_high)} it, {_plus(r.estimate, r.ci_low, r.ci_high)}")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}{f' ({few[0].n} seeds)' if few else ''}."
+
+
+def _side(low: float, high: float) -> str:
+    """Where an interval of a lead lies."""
+    return "ahead of" if low > 0 else "behind" if high < 0 else "level with"
+
+
+def _plus(value: float, low: float, high: float) -> str:
+    return f"{value:+.3f}" + ("" if math.isnan(low) else f" [{low:+.3f}, {high:+.3f}]")
 
 
 def _shown(r: Any) -> str:
