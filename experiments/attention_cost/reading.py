@@ -247,9 +247,9 @@ def _told(frame: pd.DataFrame) -> Iterator[str]:
             parts.append("the quadratic one overtakes the linear one nowhere (fused)")
     ratios = frame[(frame.quantity == "ratio_to_shortest") & (frame.attention == "fused") & (frame.n > 1)]
     ratios = ratios[(ratios.projections == "3") & (ratios.phase == "forward")]
-    if len(ratios):
+    times = frame[(frame.quantity == "time") & (frame.attention == "fused") & (frame.n > 0)]
+    if len(ratios) and len(times):
         r = ratios.loc[ratios.length.astype(int).idxmax()]
-        times = frame[(frame.quantity == "time") & (frame.attention == "fused") & (frame.n > 0)]
         shortest = times.length.astype(int).min()
         parts.append(f"{int(r.length) // shortest} times the tokens take {r.estimate:.3g} times as long")
     if parts:
