@@ -24,6 +24,7 @@ ROUTED, UNROUTED = "capsules_3", "capsules_1"
 # What the capsule net is held against.
 OTHERS = ("cnn_dense", "cnn", UNROUTED)
 WORDS = {"cnn_dense": "dense head", "cnn": "CNN with mean pooling", UNROUTED: "capsules without routing"}
+SHORT = {"cnn_dense": "CNN with a dense head", "cnn": "CNN that pools"}
 WHOLE = "shifted"
 EPS = 2.0**-52
 # What each has to break, and the fewest iterations from which it does.
@@ -231,24 +232,26 @@ def _told(frame: pd.DataFrame) -> Iterator[str]:
         known = "does not route" if error > HOLDS_EPS * EPS else "routes"
         parts.append(f"the printed formula {known} (what a child hands out is off 1 by up to {error:.3g})")
     model = f"{ROUTED} - {OTHERS[1]}"
-    few = _of(frame, "accuracy_difference", f"{OTHERS[1]} - {ROUTED}", WHOLE)
-    if few:
-        end = few[0]
-        low, high = -end.ci_high, -end.ci_low
-        parts.append(
-            f"on {end.n_train} digits capsules are {_side(low, high)} the {WORDS[OTHERS[1]]},"
-            f" {_plus(-end.estimate, low, high)}"
-        )
+    few = {other: _of(frame, "accuracy_difference", f"{other} - {ROUTED}", WHOLE)[:1] for other in OTHERS[:2]}
+    told = []
+    for other, ends in few.items():
+        for end in ends:
+            low, high = -end.ci_high, -end.ci_low
+            told.append(f"{_side(low, high)} the {SHORT[other]} ({_plus(-end.estimate, low, high)})")
+    shown = [end for ends in few.values() for end in ends]
+    if shown:
+        parts.append(f"on {shown[0].n_train} digits capsules are {' and '.join(told)}")
     for quantity, test, words in (
         ("accuracy_difference", "affine", "under affine changes"),
         ("told_apart_difference", "scattered", "at telling scattered parts"),
     ):
         if rows := _of(frame, quantity, model, test):
             r = rows[-1]
-            parts.append(f"{words} {_side(r.ci_low, r.ci_high)} it, {_plus(r.estimate, r.ci_low, r.ci_high)}")
+            side = _side(r.ci_low, r.ci_high)
+            parts.append(f"{words} {side} the latter ({_plus(r.estimate, r.ci_low, r.ci_high)})")
     if parts:
         said = "; ".join(parts)
-        yield f"{said[0].upper()}{said[1:]}{f' ({few[0].n} seeds)' if few else ''}."
+        yield f"{said[0].upper()}{said[1:]}{f' ({shown[0].n} seeds)' if shown else ''}."
 
 
 def _side(low: float, high: float) -> str:

@@ -430,6 +430,14 @@ def answer(frame: pd.DataFrame) -> str:
     return " ".join([*_told(frame), *_properties_in_words(frame), *_counts_in_words(frame), *_tasks_in_words(frame)])
 
 
+# What is held against what; with and without positions are two models.
+COMPARED = {
+    "attention": "attention without positions",
+    "attention_position": "attention with positions",
+    "convolution_wide": "wide convolution",
+}
+
+
 def _told(frame: pd.DataFrame) -> Iterator[str]:
     """Whether each has the symmetries of its definition, how many maps they leave, and who wins where."""
     parts = []
@@ -445,11 +453,10 @@ def _told(frame: pd.DataFrame) -> Iterator[str]:
         if {"permutations", "shifts", "none"} <= set(dims.index):
             few, some, all_ = (int(dims[group]) for group in ("permutations", "shifts", "none"))
             parts.append(f"of {all_} maps of {length} numbers {few} commute with all permutations, {some} with shifts")
-    # Of each task one pair alone: the first.
-    leads = frame[(frame.quantity == "accuracy_lead") & (frame.n > 0)].drop_duplicates("task")
+    leads = frame[(frame.quantity == "accuracy_lead") & (frame.n > 0)]
     for r in leads.itertuples():
         word = "beats" if r.ci_low > 0 else "loses to" if r.ci_high < 0 else "is not seen to beat"
-        names = [str(name).split("_")[0] for name in (r.network, r.against)]
+        names = [COMPARED.get(str(name), str(name)) for name in (r.network, r.against)]
         ends = "" if math.isnan(r.ci_low) else f" [{r.ci_low:.3f}, {r.ci_high:.3f}]"
         parts.append(f"{names[0]} {word} {names[1]} on {r.task} by {r.estimate:.3f}{ends}")
     if parts:
