@@ -239,6 +239,7 @@ def _told(frame: pd.DataFrame) -> Iterator[str]:
             low, high = -end.ci_high, -end.ci_low
             told.append(f"{_side(low, high)} the {SHORT[other]} ({_plus(-end.estimate, low, high)})")
     shown = [end for ends in few.values() for end in ends]
+    last = "latter" if all(few.values()) else SHORT[OTHERS[1]]
     if shown:
         parts.append(f"on {shown[0].n_train} digits capsules are {' and '.join(told)}")
     for quantity, test, words in (
@@ -248,7 +249,7 @@ def _told(frame: pd.DataFrame) -> Iterator[str]:
         if rows := _of(frame, quantity, model, test):
             r = rows[-1]
             side = _side(r.ci_low, r.ci_high)
-            parts.append(f"{words} {side} the latter ({_plus(r.estimate, r.ci_low, r.ci_high)})")
+            parts.append(f"{words} {side} the {last} ({_plus(r.estimate, r.ci_low, r.ci_high)})")
     if parts:
         said = "; ".join(parts)
         yield f"{said[0].upper()}{said[1:]}{f' ({shown[0].n} seeds)' if shown else ''}."
