@@ -113,7 +113,48 @@ def _training(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_absorbed(frame), *_kept(frame), *_trained(frame)])
+    return " ".join([*_told(frame), *_absorbed(frame), *_kept(frame), *_trained(frame)])
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Both questions in one sentence: what the sum can do, and who learns more at equal parameters."""
+    parts = []
+    errors = frame[(frame.quantity == "error_eps") & (frame.direction == "concat_in_add") & (frame.n > 0)]
+    errors = errors[errors.positions == "learned"]
+    missed = errors[errors.estimate > HOLDS_EPS]
+    shares = frame[(frame.quantity == "residual_share") & (frame.n > 0)]
+    shares = shares[shares.outputs_over_d.isin(list(missed.outputs_over_d))]
+    if len(shares):
+        r = shares.loc[shares.outputs_over_d.astype(float).idxmax()]
+        parts.append(
+            f"no: a layer on the sum with its code learned anew misses {r.estimate:.3f}"
+            f" [{r.ci_low:.3f}, {r.ci_high:.3f}] of the squares of a map with {r.outputs_over_d} outputs a component"
+        )
+    elif len(missed):
+        parts.append("no: a layer on the sum with its code learned anew misses some maps of the pair")
+    elif len(errors):
+        parts.append("yes: what a layer makes of the pair one on the sum with its code learned anew makes too")
+    accuracy, loss = (
+        frame[(frame.quantity == quantity) & (frame.code == "equal_parameters") & (frame.n > 1)]
+        for quantity in ("accuracy_ratio", "log_loss_ratio")
+    )
+    if len(accuracy):
+        parts.append(f"at equal parameters {_who(accuracy.iloc[0], loss)}")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
+
+
+def _who(accuracy: Any, loss: pd.DataFrame) -> str:
+    """Who is right more often, and whose loss is lower, as far as the intervals show."""
+    known = accuracy.ci_low > 1 or accuracy.ci_high < 1
+    words = f"the {'pair' if accuracy.ci_low > 1 else 'sum'} is" if known else "neither is seen to be"
+    said = f"{words} right more often ({accuracy.n} seeds)"
+    if loss.empty:
+        return said
+    low, value, high = (10**x for x in (loss.ci_low.iloc[0], loss.estimate.iloc[0], loss.ci_high.iloc[0]))
+    lower = "lower than" if high < 1 else "higher than" if low > 1 else "not seen to differ from"
+    return f"{said}, the pair's loss is {lower} the sum's (x {value:.2f} [{low:.2f}, {high:.2f}])"
 
 
 def _absorbed(frame: pd.DataFrame) -> Iterator[str]:

@@ -23,6 +23,8 @@ SAME_EPS = 32.0
 MUCH = 2.0
 # Projections alone grow linearly: from the shortest to the longest length at most this share of what attention does.
 LINEAR_SHARE = 0.5
+# Two terms describe times that they miss by no more than this share.
+DESCRIBED = 0.1
 WORDS = {"naive": "step by step", "fused": "fused", "numpy": "numpy", "none": "projections only"}
 
 Seeds = Mapping[str, float]
@@ -222,7 +224,37 @@ def _at(r: Any) -> str:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join(_in_words(frame))
+    return " ".join([*_told(frame), *_in_words(frame)])
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Whether two terms describe the time, from where on the quadratic one is larger, and how fast it grows."""
+    forward = frame[(frame.projections == "3") & (frame.phase == "forward") & (frame.n > 0)]
+    found = {(r.quantity, r.attention): r for r in forward[forward.length == ""].itertuples()}
+    misses = {name: found["fit_error", name].estimate for name in WORDS if ("fit_error", name) in found}
+    parts = []
+    if misses:
+        good = [f"{WORDS[name]} {miss:.1%}" for name, miss in misses.items() if miss <= DESCRIBED]
+        bad = [f"{WORDS[name]} {miss:.1%}" for name, miss in misses.items() if miss > DESCRIBED]
+        told = [f"two terms describe the time to within a tenth for {', '.join(good)}"] if good else []
+        told += [f"{'not for' if good else 'two terms do not describe the time of'} {', '.join(bad)}"] if bad else []
+        parts.append(" but ".join(told))
+        at = found.get(("crossover", "fused"))
+        if at:
+            ends = "" if math.isnan(at.ci_low) else f" [{at.ci_low:.3g}, {at.ci_high:.3g}]"
+            parts.append(f"the quadratic one is larger from {at.estimate:.3g}{ends} tokens on (fused, {at.n} runs)")
+        elif "fused" in misses:
+            parts.append("the quadratic one overtakes the linear one nowhere (fused)")
+    ratios = frame[(frame.quantity == "ratio_to_shortest") & (frame.attention == "fused") & (frame.n > 1)]
+    ratios = ratios[(ratios.projections == "3") & (ratios.phase == "forward")]
+    times = frame[(frame.quantity == "time") & (frame.attention == "fused") & (frame.n > 0)]
+    if len(ratios) and len(times):
+        r = ratios.loc[ratios.length.astype(int).idxmax()]
+        shortest = times.length.astype(int).min()
+        parts.append(f"{int(r.length) // shortest} times the tokens take {r.estimate:.3g} times as long")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _in_words(frame: pd.DataFrame) -> Iterator[str]:

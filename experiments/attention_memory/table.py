@@ -237,7 +237,46 @@ def _kernel_controls(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_units_in_words(frame), *_store_in_words(frame), *_peaks_in_words(frame)])
+    return " ".join([*_told(frame), *_units_in_words(frame), *_store_in_words(frame), *_peaks_in_words(frame)])
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Whether the matrix has to be stored, and what it takes of the smallest and the largest image."""
+    parts = []
+    peaks = _peaks(frame)
+    if not peaks.empty:
+        last = peaks[(peaks.tokens == max(peaks.tokens)) & (peaks.phase == "forward")]
+        found = {r.attention: r.estimate / r.matrix for r in last.itertuples()}
+        if "fused" in found:
+            word = "need not be stored" if found["fused"] < 1 else "is stored"
+            other = f", step by step {found['naive']:.3g}" if "naive" in found else ""
+            parts.append(
+                f"the N x N matrix {word}: at {max(peaks.tokens)} tokens the fused kernel holds {found['fused']:.3g}"
+                f" of it at its peak{other}"
+            )
+    sizes = frame[(frame.quantity == "score_size") & (frame.n > 0) & (frame.dtype == "float16") & (frame.patch != "1")]
+    sizes = sizes[sizes.prefix == "binary"].sort_values("side", key=lambda s: s.astype(int))
+    if len(sizes):
+        ends = [f"{r.estimate:.4g} {r.unit} at {r.side} pixels" for r in (sizes.iloc[0], sizes.iloc[-1])]
+        parts.append(f"one head's scores of an image take {' and '.join(dict.fromkeys(ends))} in fp16")
+    shown = _kept(frame)
+    if shown:
+        ends = [shown[0], shown[-1]]
+        parts.append(f"the whole model keeps {' and '.join(dict.fromkeys(ends))} of them")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
+
+
+def _kept(frame: pd.DataFrame) -> list[str]:
+    """What the whole model keeps of an image for the backward pass, small images first."""
+    stored = frame[(frame.quantity == "stored_size") & (frame.n > 0) & (frame.dtype == "float16")]
+    if stored.empty:
+        return []
+    rows = stored[stored.batch == str(min(stored.batch.astype(int)))].sort_values("side", key=lambda s: s.astype(int))
+    base, units = closed.PREFIXES["binary"]
+    shown = [closed.in_unit(round(gib * base ** units.index("GiB")), "binary") for gib in rows.estimate]
+    return [f"{value:.3g} {unit}" for value, unit in shown]
 
 
 def _units_in_words(frame: pd.DataFrame) -> Iterator[str]:
@@ -260,15 +299,8 @@ def _units_in_words(frame: pd.DataFrame) -> Iterator[str]:
 
 
 def _store_in_words(frame: pd.DataFrame) -> Iterator[str]:
-    stored = frame[(frame.quantity == "stored_size") & (frame.n > 0) & (frame.dtype == "float16")]
-    if stored.empty:
-        return
-    batch = min(stored.batch.astype(int))
-    rows = stored[stored.batch == str(batch)].sort_values("side", key=lambda s: s.astype(int))
-    base, units = closed.PREFIXES["binary"]
-    shown = [closed.in_unit(round(gib * base ** units.index("GiB")), "binary") for gib in rows.estimate]
-    sizes = ", ".join(f"{value:.3g} {unit}" for value, unit in shown)
-    yield f"For the backward pass explicit softmax keeps {sizes} an image in the whole model."
+    if shown := _kept(frame):
+        yield f"For the backward pass explicit softmax keeps {', '.join(shown)} an image in the whole model."
 
 
 def _peaks_in_words(frame: pd.DataFrame) -> Iterator[str]:
@@ -290,7 +322,7 @@ def _peaks_in_words(frame: pd.DataFrame) -> Iterator[str]:
     yield (
         f"At {max(peaks.tokens)} tokens the forward peak of softmax(QK^T)V step by step is, in score matrices,"
         f" {told('naive', 'forward')}, that of the fused kernel {told('fused', 'forward')}; in training"
-        f" {told('naive', 'training')} against {told('fused', 'training')}. It need not be stored."
+        f" {told('naive', 'training')} against {told('fused', 'training')}."
     )
 
 

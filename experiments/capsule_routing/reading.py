@@ -24,6 +24,7 @@ ROUTED, UNROUTED = "capsules_3", "capsules_1"
 # What the capsule net is held against.
 OTHERS = ("cnn_dense", "cnn", UNROUTED)
 WORDS = {"cnn_dense": "dense head", "cnn": "CNN with mean pooling", UNROUTED: "capsules without routing"}
+SHORT = {"cnn_dense": "CNN with a dense head", "cnn": "CNN that pools"}
 WHOLE = "shifted"
 EPS = 2.0**-52
 # What each has to break, and the fewest iterations from which it does.
@@ -217,8 +218,50 @@ def _tuning_controls(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    parts = (_formula_in_words, _data_in_words, _changed_in_words, _routing_in_words, _cost_in_words)
+    parts = (_told, _formula_in_words, _data_in_words, _changed_in_words, _routing_in_words, _cost_in_words)
     return " ".join(sentence for part in parts for sentence in part(frame))
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Whether the printed formula routes, and how capsules do against the convolutional network."""
+    parts = []
+    exact = frame[(frame.statistic == "exact") & (frame.iterations == "3") & (frame.n > 0)]
+    off = exact[(exact.model == "as_printed") & (exact.quantity == "sum_over_parents_error")]
+    if len(off):
+        error = off.estimate.max()
+        known = "does not route" if error > HOLDS_EPS * EPS else "routes"
+        parts.append(f"the printed formula {known} (what a child hands out is off 1 by up to {error:.3g})")
+    model = f"{ROUTED} - {OTHERS[1]}"
+    few = {other: _of(frame, "accuracy_difference", f"{other} - {ROUTED}", WHOLE)[:1] for other in OTHERS[:2]}
+    told = []
+    for other, ends in few.items():
+        for end in ends:
+            low, high = -end.ci_high, -end.ci_low
+            told.append(f"{_side(low, high)} the {SHORT[other]} ({_plus(-end.estimate, low, high)})")
+    shown = [end for ends in few.values() for end in ends]
+    last = "latter" if all(few.values()) else SHORT[OTHERS[1]]
+    if shown:
+        parts.append(f"on {shown[0].n_train} digits capsules are {' and '.join(told)}")
+    for quantity, test, words in (
+        ("accuracy_difference", "affine", "under affine changes"),
+        ("told_apart_difference", "scattered", "at telling scattered parts"),
+    ):
+        if rows := _of(frame, quantity, model, test):
+            r = rows[-1]
+            side = _side(r.ci_low, r.ci_high)
+            parts.append(f"{words} {side} the {last} ({_plus(r.estimate, r.ci_low, r.ci_high)})")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}{f' ({shown[0].n} seeds)' if shown else ''}."
+
+
+def _side(low: float, high: float) -> str:
+    """Where an interval of a lead lies."""
+    return "ahead of" if low > 0 else "behind" if high < 0 else "level with"
+
+
+def _plus(value: float, low: float, high: float) -> str:
+    return f"{value:+.3f}" + ("" if math.isnan(low) else f" [{low:+.3f}, {high:+.3f}]")
 
 
 def _shown(r: Any) -> str:

@@ -277,7 +277,55 @@ def _counted(frame: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_cost_in_words(frame), *_wins_in_words(frame), *_steps_in_words(frame)])
+    return " ".join([*_told(frame), *_cost_in_words(frame), *_wins_in_words(frame), *_steps_in_words(frame)])
+
+
+RIVALS = {
+    "rnn": "a plain RNN",
+    "gru": "a GRU",
+    "lstm": "an LSTM",
+    "convolution": "a convolution of width {}",
+    "convolution_2d": "a {0} x {0} convolution",
+    "window": "window attention of width {}",
+    "linear": "linear attention",
+    "low_rank": "low-rank attention of rank {}",
+}
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """What attention costs, and up to which number of tokens it needs the fewest FLOPs of all."""
+    parts = []
+    left, coefficients = _counted(frame, "unexplained_flops"), _counted(frame, "coefficient")
+    terms = coefficients.set_index("network").estimate
+    if len(left) and set(ONE_TERM) <= set(terms.index):
+        exact = "exactly" if (left.estimate == 0).all() else "about"
+        scores = terms["logits"] + terms["mixing"]
+        parts.append(f"attention costs {exact} 2 ({terms['projections']:g} N d^2 + {scores:g} N^2 d) FLOPs")
+    limits = _counted(frame, "cheaper_up_to")
+    limits = limits[limits.network == "attention"]
+    if len(limits):
+        # At the smallest kernel; of each rival the largest d that was counted.
+        kernel = min((k for k in limits.kernel if k), key=int, default="")
+        rows = limits[limits.kernel.isin(["", kernel])]
+        last = [group.loc[group.embed_dim.astype(int).idxmax()] for _, group in rows.groupby("against", sort=False)]
+        never = [RIVALS[r.against].format(r.kernel) for r in last if r.estimate == 0]
+        some = [r for r in sorted(last, key=lambda r: r.estimate) if r.estimate > 0]
+        least = int(rows.estimate.min())
+        where = f"the cheapest of all up to N = {least}" if least else "at no N the cheapest of all"
+        parts.append(f"it is {where}" + (f" ({' and '.join(never)} always {_need(never)} less)" if never else ""))
+        beaten = [r for r in some if r.against in ("gru", "linear")]
+        if beaten:
+            told = [
+                f"{RIVALS[r.against].format(r.kernel)} up to N = {int(r.estimate)} (d = {r.embed_dim})" for r in beaten
+            ]
+            parts.append(f"it costs less than {', '.join(told)}")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
+
+
+def _need(names: Sequence[str]) -> str:
+    return "needs" if len(names) == 1 else "need"
 
 
 def _cost_in_words(frame: pd.DataFrame) -> Iterator[str]:
@@ -302,8 +350,8 @@ def _wins_in_words(frame: pd.DataFrame) -> Iterator[str]:
     if limits.empty:
         return
     found = {(r.network, r.against, r.embed_dim, r.kernel): int(r.estimate) for r in limits.itertuples()}
-    d = max((r.embed_dim for r in limits.itertuples() if r.against in RECURRENT), key=int)
-    k = min((r.kernel for r in limits.itertuples() if r.kernel), key=int)
+    d = max((r.embed_dim for r in limits.itertuples() if r.against in RECURRENT), key=int, default="")
+    k = min((r.kernel for r in limits.itertuples() if r.kernel), key=int, default="")
     wanted = [("scores", "rnn"), ("attention", "rnn"), ("attention", "gru"), ("attention", "lstm")]
     if all((*pair, d, "") in found for pair in wanted):
         scores, rnn, gru, lstm = (found[(*pair, d, "")] for pair in wanted)

@@ -21,6 +21,8 @@ __all__ = ["AXES", "answer", "charts", "controls", "derive", "monte_carlo"]
 
 BASE = "full"
 CHEAPER = tuple(kind for kind in KINDS if kind != BASE)
+# By so much a weight is more than that of chance, and a share of right answers less than that of full attention.
+LOCAL, LOST = 0.1, 0.1
 WORDS = {
     "full": "full attention",
     "linear": "linear",
@@ -213,7 +215,38 @@ def _rate_controls(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_ratios_in_words(frame), *_trained_in_words(frame)])
+    return " ".join([*_told(frame), *_ratios_in_words(frame), *_trained_in_words(frame)])
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Who brings locality back by definition, and what each loses against full attention."""
+    rows = {r.network: r for r in frame[frame.quantity == "chance_ratio"].itertuples()}
+    names = [name for name in ("patches", "window", "strided", "linear", "low_rank") if name in rows]
+    local = {True: [], False: []}  # type: dict[bool, list[str]]
+    for name in names:
+        local[rows[name].estimate > 1 + LOCAL].append(f"{WORDS[name]} {rows[name].estimate:.2f}")
+    parts = []
+    if names:
+        told = [f"{', '.join(local[True])} bring locality back"] if local[True] else []
+        told += [f"{', '.join(local[False])} do not"] if local[False] else []
+        parts.append(f"by definition {' and '.join(told)} (weight on what is near, times full attention's)")
+    right = _measured(frame, "accuracy", "network", "part", statistic="mean")
+    lost = []
+    for kind in CHEAPER:
+        both = {part: (right.get((kind, part)), right.get((BASE, part))) for part in PARTS}
+        if all(own and full and own["n"] and full["n"] for own, full in both.values()):
+            gone = [
+                f"the {part} ({own['estimate']:.2f})"
+                for part, (own, full) in both.items()
+                if own and full and own["estimate"] < full["estimate"] - LOST
+            ]
+            lost.append(f"{WORDS[kind]} loses {' and '.join(gone) or 'nothing'}")
+    if lost:
+        seeds = max(r["n"] for r in right.values())
+        parts.append(f"trained, {', '.join(lost)} (share right, {seeds} seeds)")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _ratios_in_words(frame: pd.DataFrame) -> Iterator[str]:

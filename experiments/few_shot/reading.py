@@ -206,13 +206,46 @@ def _tuning(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    parts = [*_one_class(frame), *_settings(frame), *_order(frame), *_carried(frame), *_stuck(frame), *_learned(frame)]
+    parts = [
+        *_told(frame),
+        *_one_class(frame),
+        *_settings(frame),
+        *_order(frame),
+        *_carried(frame),
+        *_stuck(frame),
+        *_learned(frame),
+    ]
     return " ".join(parts)
 
 
 def _interval(r: Mapping[str, Any], sign: str = "") -> str:
     ends = f" [{r['ci_low']:{sign}.3f}, {r['ci_high']:{sign}.3f}]" if r["ci_high"] > r["ci_low"] else ""
     return f"{r['estimate']:{sign}.3f}{ends}"
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """What one way is worth, and in how many settings a learned comparison leads."""
+    parts = []
+    rows = [r for (_, _, ways, _), r in _accuracies(frame).items() if ways == "1" and r["n"]]
+    if rows:
+        every = all(value == 1 for r in rows for value in r["by_seed"].values())
+        runs = sum(r["n"] for r in rows)
+        word = "nothing: every network" if every else "something: not every network"
+        parts.append(f"a '5-shot 1-way' result is worth {word} is right always with one class ({runs} runs)")
+    leads = frame[(frame.quantity == "accuracy_difference") & (frame.network == "relation - prototypical")]
+    leads = leads[(leads.n > 1) & (leads.ways == leads.task.map(TRAINED_WAYS))]
+    if len(leads):
+        up, down = (leads.ci_low > 0).sum(), (leads.ci_high < 0).sum()
+        word = "better" if up and not down else "worse" if down and not up else "not clearly better or worse"
+        r = leads.iloc[0]
+        parts.append(
+            f"a learned comparison is {word} than the distance from a prototype (ahead in {up}, behind in {down} of"
+            f" {len(leads)} settings, {TASK_WORDS[r.task]} {r.ways}-way {r.shots}-shot {_interval(r, '+')}, {r.n}"
+            " seeds)"
+        )
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _one_class(frame: pd.DataFrame) -> Iterator[str]:

@@ -35,6 +35,8 @@ EFFECT = 1e-3
 SHARED = 0.002
 # Median test accuracy that a training has to reach to be one; without a block only photographs can be told apart.
 LEAST = {"same_different": 0.9, "far_cue": 0.9, "fashion_mnist": 0.75}
+# Maps of two queries that are no further apart than this are the same, of a largest distance of 1.
+ONE_MAP = 0.01
 FAR = ("same_different", "far_cue")
 # The task whose rates this table chooses; those of the others are of predecessor_global_context.
 TUNED = "fashion_mnist"
@@ -210,7 +212,37 @@ def _failures(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_formula_in_words(frame), *_maps_in_words(frame), *_leads_in_words(frame)])
+    return " ".join([*_told(frame), *_formula_in_words(frame), *_maps_in_words(frame), *_leads_in_words(frame)])
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Whether trained maps are one, and whether one map for all queries is as accurate."""
+    rows = frame[(frame.block == NL) & (frame.phase == "end") & (frame.n > 1)]
+    maps = rows[rows.quantity == "attention_distance"].sort_values("estimate")
+    parts = []
+    if len(maps):
+        apart = maps[maps.ci_low > ONE_MAP]
+        word = "no" if len(apart) == len(maps) else "yes" if apart.empty else "not everywhere"
+        ends = [
+            f"{r.estimate:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}] ({WORDS[r.task]})"
+            for r in (maps.iloc[0], maps.iloc[-1])
+        ]
+        if len(apart) == 0:
+            said = f"trained maps of two queries are at most {ends[-1]} apart (0 is one map)"
+        else:
+            said = f"trained maps of two queries are {' to '.join(dict.fromkeys(ends))} apart (0 is one map)"
+        parts.append(f"{word}: {said}")
+    leads = frame[(frame.quantity == "lead") & (frame.block == f"{GC} - {NL}") & (frame.n > 1)]
+    told: dict[str, list[str]] = {}
+    for r in leads.sort_values("task").itertuples():
+        word = "ahead" if r.ci_low > 0 else "behind" if r.ci_high < 0 else "level"
+        told.setdefault(word, []).append(f"{WORDS[r.task]} {_shown(r)}")
+    if told:
+        shown = " and ".join(f"{word} ({', '.join(cases)})" for word, cases in told.items())
+        parts.append(f"against Non-local global context is {shown}")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _shown(r: Any, digits: int = 3) -> str:

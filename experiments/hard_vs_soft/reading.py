@@ -155,7 +155,38 @@ def _training_controls(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_gradient_in_words(frame), *_training_in_words(frame)])
+    return " ".join([*_told(frame), *_gradient_in_words(frame), *_training_in_words(frame)])
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Whether a hard choice leaves scores without a gradient, and whether it can be trained all the same."""
+    parts = []
+    signal = frame[(frame.quantity == "share_with_signal") & (frame.method == "hard_argmax") & (frame.n > 0)]
+    if len(signal):
+        r = signal.iloc[0]
+        none = "every" if r.estimate == 0 else "not every"
+        word = "yes" if r.estimate == 0 else "no"
+        parts.append(f"{word}, {none} score of a plain argmax is without a gradient ({r.n} scores)")
+    reached = frame[(frame.quantity == "share_reached") & (frame.temperature == "1") & (frame.n > 0)]
+    if len(reached):
+        largest = reached[reached.n_keys == max(reached.n_keys, key=int)]
+        hard = largest[largest.method.isin(HARD)]
+        if len(hard):
+            learn = [WORDS[name] for name in HARD if (hard[hard.method == name].estimate > 0.5).any()]
+            word = "but hard choices are trained" if learn else "and hard choices were not trained"
+            parts.append(f"{word} by gradient descent{f' with {_listed(learn)}' if learn else ''}")
+        for method in ("hard_argmax", *HARD[:1]):
+            rows = largest[largest.method == method]
+            if len(rows):
+                counts = f"{round((rows.estimate * rows.n).sum())} of {rows.n.sum()}"
+                parts.append(f"{WORDS[method]} gets there in {counts} runs")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _gradient_in_words(frame: pd.DataFrame) -> Iterator[str]:

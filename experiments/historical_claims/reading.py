@@ -45,12 +45,25 @@ def answer(frame: pd.DataFrame) -> str:
     kinds = ", ".join(f"{field.replace('_', ' ')} {count}" for field, count in wrong.items() if count)
     rows = _timeline(frame)
     later = rows[rows.estimate > 0].sort_values("estimate")
-    ends = " to ".join(f"{r.work} ({r.estimate:.0f} months)" for r in later.iloc[[0, -1]].itertuples())
-    return (
-        f"Of {len(agreed)} printed details {sum(agreed.values())} agree with a checked reference and"
-        f" {sum(wrong.values())} do not ({kinds}). Of {len(rows)} dated works {len(later)} first appeared in a later"
-        f" month than the Transformer, from {ends}."
-    )
+    every = "all" if agreed and all(agreed.values()) else "not all" if any(agreed.values()) else "none"
+    parts = []
+    if agreed:
+        parts.append(
+            f"{every[0].upper()}{every[1:]}: of {len(agreed)} printed details {sum(agreed.values())} agree with a"
+            f" checked reference and {sum(wrong.values())} do not"
+        )
+    if len(rows):
+        parts.append(
+            f"of {len(rows)} dated works {len(rows) - len(later)} came before the Transformer or in its month and"
+            f" {len(later)} first appeared in a later month"
+        )
+    said = [f"{'; '.join(parts)}."] if parts else []
+    if kinds:
+        said.append(f"What does not agree, by kind ({kinds}).")
+    if len(later):
+        ends = dict.fromkeys(f"{r.work} ({r.estimate:.0f} months)" for r in later.iloc[[0, -1]].itertuples())
+        said.append(f"After the Transformer came works from {' to '.join(ends)}.")
+    return " ".join(said)
 
 
 def _timeline(frame: pd.DataFrame) -> pd.DataFrame:

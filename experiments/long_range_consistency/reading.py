@@ -186,7 +186,29 @@ def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
     shares = _rows(frame, "consistency", "generator", "cells", "updates")
     trainings = sorted({(int(cells), int(updates)) for _, cells, updates in shares})
-    return " ".join(sentence for at in trainings for sentence in _in_words(frame, *map(str, at)))
+    said = [sentence for at in trainings for sentence in _in_words(frame, *map(str, at))]
+    first = next((told for at in trainings for told in _told(frame, *map(str, at))), "")
+    return " ".join(filter(None, [first, *said]))
+
+
+def _told(frame: pd.DataFrame, cells: str, updates: str) -> Iterator[str]:
+    """Whether attention leads convolutions of its cost, and which generators can do without it."""
+    leads = frame[(frame.quantity == "consistency_lead") & (frame.updates == updates) & (frame.n > 1)]
+    leads = leads[leads.cells == cells]
+    found = {r["generator"].split(" - ")[1]: r for r in leads.to_dict("records")}
+    shares = _rows(frame, "consistency", "generator", "cells", "updates")
+    own = shares.get(("attention", cells, updates))
+    if "deep" not in found or not own:
+        return
+    r = found["deep"]
+    word = "yes" if r["ci_low"] > 0 else "no" if r["ci_high"] < 0 else "not shown"
+    told = f"{r['estimate']:+.3f}{_ends(r, '+.3f')}"
+    level = [WORDS[name] for name, r in found.items() if not r["ci_low"] > 0]
+    without = f"; not seen to do worse: {', '.join(level)}" if level else "; none of the others does as well"
+    yield (
+        f"{word[0].upper()}{word[1:]}: with attention both glyphs agree in {own['estimate']:.3f} of samples after"
+        f" {updates} updates, {told} more than with convolutions of its cost ({r['n']} seeds){without}."
+    )
 
 
 def _in_words(frame: pd.DataFrame, cells: str, updates: str) -> Iterator[str]:

@@ -317,10 +317,21 @@ def _order_in_words(curves: Curves) -> Iterator[str]:
     if not orders:
         return
     sizes = [n for curve in curves.found.values() for n in curve]
-    counted = "; the ".join(f"{WORDS[other]}: {_counted(found)}" for other, found in orders.items())
+    turned = [made.word == "reverses" for found in orders.values() for made in found.values()]
+    word = "yes, everywhere" if all(turned) else "in some settings" if any(turned) else "no"
+    over = " and ".join(
+        f"the {WORDS[other]} in {_count(found, 'reverses')} of {len(found)}" for other, found in orders.items()
+    )
+    rest = [
+        f"{said} in {' and '.join(counts)}"
+        for name, said in (("ahead", "leads from the start"), ("behind", "stays behind"), ("open", "is open"))
+        if any(_count(found, name) for found in orders.values())
+        and (counts := [str(_count(found, name)) for found in orders.values()])
+    ]
+    more = f"; it {', '.join(rest)}" if rest else ""
     yield (
-        f"With {min(sizes)} to {max(sizes)} training images, by 95 % intervals, the ViT, by number of settings (cue,"
-        f" jitter, patches), against the {counted}."
+        f"{word[0].upper()}{word[1:]}: from {min(sizes)} to {max(sizes)} training images the ViT overtakes {over}"
+        f" settings (95 % intervals){more}."
     )
     parts = {
         "reverses": "the order reverses at {}",
@@ -336,11 +347,9 @@ def _order_in_words(curves: Curves) -> Iterator[str]:
         yield f"ViT less {WORDS[other]}: {'. Then '.join(said)}."
 
 
-def _counted(found: Mapping[Place, Order]) -> str:
-    """How often each order was found."""
-    words = {"reverses": "overtakes", "ahead": "ahead from the start", "behind": "stays behind", "open": "open"}
-    counts = {word: sum(made.word == word for made in found.values()) for word in words}
-    return ", ".join(f"{words[word]} at {count}" for word, count in counts.items() if count) + f" of {len(found)}"
+def _count(found: Mapping[Place, Order], word: str) -> int:
+    """How often an order was found."""
+    return sum(made.word == word for made in found.values())
 
 
 def _case(place: Place, found: Curve, made: Order) -> str:

@@ -21,6 +21,8 @@ HIDDEN = ("layer_of_best",)
 
 # The head that others are compared with.
 BASE_DIM = "64"
+# What a head may come to attend to.
+ROLES = {"previous": "the token before", "induction": "what followed the same token", "same": "the same token"}
 # Weights of untrained heads may be so far from equal ones, on average over heads.
 NEAR_CHANCE = 0.05
 # What a probe may find where there is nothing; below 0 it has learned noise.
@@ -128,8 +130,50 @@ def _head_controls(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    parts = (_cost_in_words, _select_in_words, _roles_in_words, _redundancy_in_words)
+    parts = (_told, _cost_in_words, _select_in_words, _roles_in_words, _redundancy_in_words)
     return " ".join(sentence for part in parts for sentence in part(frame))
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """All four questions in one sentence."""
+    parts = []
+    spread = frame[frame.quantity.isin(["flops_spread", "parameters_spread"]) & (frame.n > 0)]
+    times = frame[(frame.quantity == "time_ratio") & (frame.phase == "training") & (frame.n > 0)]
+    if len(spread):
+        word = "free" if (spread.estimate == 0).all() else "not free"
+        said = f"several heads are {word} in FLOPs and parameters"
+        if len(times):
+            r = max(times.itertuples(), key=lambda r: (int(r.num_heads), r.kernel == "fused"))
+            side = "not in time" if r.ci_low > 1 else "cost no time that is seen"
+            said += f", {side} (x {r.estimate:.2f} with {r.num_heads}, {r.kernel})"
+        parts.append(said)
+    steps = frame[(frame.quantity == "best_steps") & (frame.optimizer == "adam") & (frame.n > 1)]
+    if len(steps) > 1:
+        ordered = sorted(steps.itertuples(), key=lambda r: int(r.head_dim))
+        small, large = ordered[0], ordered[-1]
+        easier = small.ci_high < large.ci_low
+        harder = small.ci_low > large.ci_high
+        word = "is easier" if easier else "is harder" if harder else "is not seen to be easier or harder"
+        told = (
+            f"{small.estimate:.0f} updates for {small.head_dim} components, {large.estimate:.0f} for {large.head_dim}"
+        )
+        parts.append(f"a small head {word} to train ({told})")
+    shares = frame[(frame.quantity == "redundant_share") & (frame.depth == "2") & (frame.num_heads == "4")]
+    for r in shares[shares.n > 1].itertuples():
+        parts.append(f"{r.estimate:.0%} of 2 x 4 trained heads can go")
+    scores = frame[(frame.quantity == "best_score") & (frame.depth == "2") & (frame.num_heads == "4") & (frame.n > 1)]
+    ends = {(r.role, r.phase): r for r in scores.itertuples()}
+    found = [role for role, phase in ends if phase == "end" and (role, "start") in ends]
+    grown = [
+        f"{ROLES[role]} {ends[role, 'end'].estimate:.2f}"
+        for role in found
+        if role in ROLES and ends[role, "end"].ci_low > ends[role, "start"].ci_high
+    ]
+    if found:
+        parts.append(f"they come to attend to {', '.join(grown) or 'nothing that was asked about'}")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _ends(r: Any) -> str:

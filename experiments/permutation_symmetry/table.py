@@ -295,7 +295,32 @@ def _training_controls(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_accuracy_in_words(frame), *_symmetry_in_words(frame)])
+    return " ".join([*_told(frame), *_accuracy_in_words(frame), *_symmetry_in_words(frame)])
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Whether attention is blind to order, and whether the sign of the mean is the best there is."""
+    parts = []
+    errors = frame[(frame.quantity == "equivariance_error_eps") & (frame.statistic == "exact")]
+    errors = errors[(errors["shape"] == "") & (errors.dtype == "float64") & (errors.n > 0)]
+    if len(errors):
+        r = errors.iloc[0]
+        word = "exactly blind" if r.estimate <= HOLDS_EPS else "not blind"
+        parts.append(f"attention without positions is {word} to order ({r.estimate:.2g} eps in {r.n} draws)")
+    means = [r for r in _means(frame) if r.n]
+    if means:
+        length = int(means[0].length)
+        rule = set_functions.mean_sign_accuracy(length)
+        best = max((r for r in means if int(r.length) == length), key=lambda r: r.estimate)
+        word = "is not the best" if best.ci_low > rule else "was not exceeded"
+        ends = "" if math.isnan(best.ci_low) else f" [{best.ci_low:.4f}, {best.ci_high:.4f}]"
+        parts.append(
+            f"{rule:.4f} {word} on {length} tokens: a trained model reaches {best.estimate:.4f}{ends} ({best.n} seeds),"
+            f" any such model at most {set_functions.bayes_accuracy(length):.4f}"
+        )
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _accuracy_in_words(frame: pd.DataFrame) -> Iterator[str]:

@@ -218,7 +218,42 @@ def _trained(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_codes_in_words(frame), *_lengths_in_words(frame), *_places_in_words(frame)])
+    return " ".join([*_told(frame), *_codes_in_words(frame), *_lengths_in_words(frame), *_places_in_words(frame)])
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """The four questions in one sentence, as far as there are rows."""
+    parts = []
+    smallest = _rows(frame, "smallest_distance", "embed_dim", "length", statistic="exact", encoding="sinusoidal")
+    errors = _rows(frame, "rotation_error_eps", "encoding", statistic="exact")
+    if smallest:
+        dim, length = max(smallest, key=lambda at: (int(at[0]), int(at[1])))
+        apart = smallest[dim, length]["estimate"]
+        parts.append(f"the nearest of {length} sinusoidal codes of {dim} numbers are {apart:.3g} apart")
+    if r := errors.get(("sinusoidal",)):
+        parts.append(f"a shift {'rotates' if r['estimate'] <= HOLDS_EPS else 'does not rotate'} them")
+    rows = _rows(frame, "accuracy", "encoding", "length", task="copy")
+    lengths = sorted({int(length) for _, length in rows})
+    if len(lengths) > 1:
+        ends = str(lengths[0]), str(lengths[-1])
+        there = {name: r for name in ("sinusoidal", "learned", "rotary") if (r := rows.get((name, ends[1]))) and r["n"]}
+        works = [name for name, r in there.items() if r["estimate"] >= TARGET]
+        told = ", ".join(
+            f"{name} {_interval(r) if r['n'] > 1 else format(r['estimate'], '.2f')}" for name, r in there.items()
+        )
+        if there:
+            word = " and ".join(works) or "none of them"
+            parts.append(
+                f"trained on {ends[0]} tokens, {word} can do with {ends[1]} ({told} right,"
+                f" {max(r['n'] for r in there.values())} seeds)"
+            )
+    causal = _rows(frame, "accuracy", "encoding", "mask", task="locate").get(("none", "causal"))
+    if causal and causal["n"]:
+        word = "tells" if causal["estimate"] >= TARGET else "does not tell"
+        parts.append(f"without a code a causal model {word} positions ({causal['estimate']:.2f} right)")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _codes_in_words(frame: pd.DataFrame) -> Iterator[str]:

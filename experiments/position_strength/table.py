@@ -415,7 +415,10 @@ def answer(frame: pd.DataFrame) -> str:
         return ""
     none, one, three = (said(find("test_accuracy", **default, strength=s)) for s in ("0", "1", "3"))
     count = int(find("test_accuracy", **default).n.max())
-    parts = [f"Test accuracy is {none} without positions, {one} with the sinusoid and {three} with x3 ({count} seeds)."]
+    parts = _told(frame)
+    parts += [
+        f"Test accuracy is {none} without positions, {one} with the sinusoid and {three} with x3 ({count} seeds)."
+    ]
     joint = find("published_numbers_p", "value").sort_values("protocol")
     fitting = [f"{r.protocol} (joint p = {r.estimate:.2f})" for r in joint.itertuples() if r.estimate > 0.05]
     if len(fitting) > 1:
@@ -452,6 +455,31 @@ def answer(frame: pd.DataFrame) -> str:
             f" {said(loud, 2)} at x16); with new data at every step x16 reaches {said(enough, 4)}."
         )
     return " ".join(parts)
+
+
+def _told(frame: pd.DataFrame) -> list[str]:
+    """Whether x1 is of use, what x3 adds, and whether more training makes up for that."""
+    gains = frame[(frame.study == "published") & (frame.protocol == "I") & (frame.n > 1)]
+    first = gains[gains.quantity == "gain_x1_over_none"]
+    more = gains[gains.quantity == "gain_x3_over_x1"]
+    if first.empty or more.empty:
+        return []
+
+    def shown(r: Any) -> str:
+        return f"{r.estimate:+.3f} [{r.ci_low:+.3f}, {r.ci_high:+.3f}]"
+
+    one, three = first.iloc[0], more.iloc[0]
+    word = "no, attention uses it at x1" if one.ci_low > 0 else "no use of it is seen at x1"
+    side = "x3 adds" if three.ci_low > 0 else "x3 takes away" if three.ci_high < 0 else "x3 is not seen to add"
+    said = f"{word} ({shown(one)} over none, {one.n} seeds), {side} {shown(three)}"
+    longer = frame[frame.quantity.str.startswith("gain_") & (frame.study == "budget") & (frame.n > 1)]
+    longer = longer[(longer.strength == "1") & (longer.placement == "keys_values") & (longer.learning_rate == "0.01")]
+    if len(longer):
+        r = longer.iloc[0]
+        times = r.quantity.removeprefix("gain_").removesuffix("_steps").replace("_to_", " to ")
+        only = "x1 is not only slower" if r.ci_high < three.ci_low else "x1 may be only slower"
+        said += f"; {only}: from {times} steps it gains {shown(r)}"
+    return [f"{said[0].upper()}{said[1:]}."]
 
 
 def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:

@@ -296,7 +296,33 @@ def _failures(curves: Curves) -> Iterator[str]:
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
     curves = Curves(frame)
-    return " ".join([*_relation_in_words(frame, curves), *_dense_in_words(frame, curves)])
+    return " ".join([*_told(curves), *_relation_in_words(frame, curves), *_dense_in_words(frame, curves)])
+
+
+def _told(curves: Curves) -> Iterator[str]:
+    """Which blocks tell each task at the end of the common budget, in every seed, in some, in none."""
+    parts = []
+    for task, words in (("same_different", "the relation of two glyphs"), ("far_cue", "a label at each place")):
+        budget = curves.budget(task)
+        sides: dict[str, list[str]] = {}
+        for arm in _arms(curves, task) if budget else []:
+            if not curves.at(arm, budget) or not curves.tuned_for(arm, budget):
+                continue
+            off, n = curves.off(arm, budget)
+            side = "told by" if off == n else "not told by" if not off else "told at times by"
+            sides.setdefault(side, []).append(
+                ALONE.get(arm[2], WORDS[arm[2]]) + " with a hidden layer" * (arm[1] == "hidden")
+            )
+        if sides:
+            told = ", ".join(f"{side} {', '.join(sides[side])}" for side in TOLD if side in sides)
+            parts.append(f"within {budget} updates {words} is {told}")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
+
+
+ALONE = {BASE: "the CNN alone"}
+TOLD = ("told by", "told at times by", "not told by")
 
 
 def _arm_in_words(curves: Curves, arm: Arm, updates: int) -> str:

@@ -339,8 +339,49 @@ def answer(frame: pd.DataFrame) -> str:
         return ""
     # Where pre-training counts most: the fewest images of fine-tuning.
     place = min(chosen.places, key=lambda p: (p[0] != "fashion_mnist", p))
-    sentences = [*_gains_in_words(chosen, place), *_order_in_words(chosen, place), *_others_in_words(chosen, place)]
+    sentences = [
+        *_told(chosen, place),
+        *_gains_in_words(chosen, place),
+        *_order_in_words(chosen, place),
+        *_others_in_words(chosen, place),
+    ]
     return " ".join(sentences)
+
+
+def _told(chosen: Chosen, place: Place) -> Iterator[str]:
+    """Whether the ViT overtakes, by the first way of pre-training that there are rows for."""
+    source = next(iter(chosen.sources(place)), None)
+    if source is None:
+        return
+    found = chosen.leads(place, source)
+    many = max(found)
+    last, nothing = found[many], chosen.leads(place, NONE).get(0, {})
+    end = _interval(last)
+    known = end.low > 0 or end.high < 0
+    turned = len(found) > 1 and not math.isnan(crossing(found))
+    if turned:
+        low, high, _ = resampled(found)
+        over = "the ViT overtakes" if end.value < 0 else "the CNN overtakes"
+        word = f"{over} at {10 ** crossing(found):.0f} [{10**low:.0f}, {10**high:.0f}] images of pre-training"
+    elif end.high < 0:
+        word = "the ViT is ahead"
+    else:
+        word = "the ViT was not seen to overtake" if known else "whether the ViT overtakes is open"
+    if len(found) < 2:
+        word += " (one size of pre-training alone)"
+    way = WAYS[source]
+    start = f", {_shown(nothing)} without pre-training" if nothing else ""
+    yield (
+        f"{word[0].upper()}{word[1:]}: after {many} images of other classes {way}, fine-tuned on {place[1]}, CNN less"
+        f" ViT is {_shown(last)} ({len(last)} seeds){start}{_ways(chosen, place)}."
+    )
+
+
+def _ways(chosen: Chosen, place: Place) -> str:
+    """In how many ways of pre-training the ViT overtakes, where there are several."""
+    curves = [chosen.leads(place, source) for source in chosen.sources(place)]
+    turned = [c for c in curves if len(c) > 1 and not math.isnan(crossing(c)) and _interval(c[max(c)]).value < 0]
+    return f"; it overtakes in {len(turned)} of {len(curves)} ways of pre-training" if len(curves) > 1 else ""
 
 
 def _shown(values: Values) -> str:

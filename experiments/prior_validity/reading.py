@@ -179,10 +179,46 @@ def answer(frame: pd.DataFrame) -> str:
     words: list[str] = []
     if sizes:
         at = ANSWERED_AT if ANSWERED_AT in sizes else sizes[-1]
-        words += [*_order_in_words(lines, at), *_loss_in_words(lines, at)]
+        words += [*_told(lines, at), *_order_in_words(lines, at), *_loss_in_words(lines, at)]
     if len(sizes) > 1:
         words += _sizes_in_words(lines, sizes)
     return " ".join([*words, *_anchors_in_words(lines)])
+
+
+def _told(lines: Sequence[Line], n_train: str) -> Iterator[str]:
+    """Whether the CNN's lead over the MLP is gone or turned without locality, and how much of it that took."""
+    sides = {
+        permutation: r
+        for permutation in ("none", "pixel")
+        for r in _pick(
+            lines, "accuracy_difference", n_train=n_train, permutation=permutation, model="cnn", against="mlp"
+        )
+    }
+    if len(sides) < 2:
+        return
+    intact, moved = sides["none"], sides["pixel"]
+    more = next(
+        _pick(lines, "double_difference", n_train=n_train, permutation="pixel", model="cnn", against="mlp"), None
+    )
+    if intact["ci_low"] > 0:
+        if moved["ci_low"] > 0:
+            word = "the CNN keeps a lead over the MLP without locality"
+        elif moved["ci_high"] < 0:
+            word = "the CNN's lead over the MLP turns without locality"
+        else:
+            word = "the CNN's lead over the MLP is gone without locality, and whether it turns is open"
+    else:
+        word = "the CNN has no lead over the MLP that locality could give it"
+    took = ""
+    if more is not None and intact["ci_low"] > 0:
+        sure = (
+            "locality takes with it" if more["ci_low"] > 0 else "what goes with locality is not seen to differ from 0,"
+        )
+        took = f"; {sure} {signed(more)}"
+    yield (
+        f"{word[0].upper()}{word[1:]}: CNN less MLP is {signed(intact)} on intact images and {signed(moved)} with all"
+        f" pixels permuted alike ({n_train} images, {intact['n']} seeds){took}."
+    )
 
 
 def _pick(lines: Sequence[Line], quantity: str, **axes: str) -> Iterator[Line]:

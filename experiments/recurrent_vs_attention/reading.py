@@ -247,9 +247,46 @@ def _trained(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join(
-        [*_steps_in_words(frame), *_gradients_in_words(frame), *_recall_in_words(frame), *_times_in_words(frame)]
-    )
+    parts = (_told, _steps_in_words, _gradients_in_words, _recall_in_words, _times_in_words)
+    return " ".join(sentence for part in parts for sentence in part(frame))
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Steps, influence before and after training, and who is slower, in one sentence."""
+    parts = []
+    paths = _rows(frame, "path_length", "network", "distance")
+    if paths:
+        far = str(max(int(distance) for _, distance in paths))
+        if ("rnn", far) in paths and (BASE, far) in paths:
+            steps = [f"{paths[network, far]['estimate']:.0f}" for network in ("rnn", BASE)]
+            parts.append(
+                f"between words {far} apart lie {steps[0]} steps in a recurrent network, {steps[1]} in attention"
+            )
+    decays = {r["network"]: r for r in frame[(frame.quantity == "decay_log10") & (frame.n > 1)].to_dict("records")}
+    if "rnn" in decays and BASE in decays:
+        # Adding 0 takes a minus off a rounded 0.
+        powers = [_power(round(-decays[network]["estimate"], 2) + 0.0) for network in ("rnn", BASE)]
+        parts.append(f"at the start 10^{powers[0]} and 10^{powers[1]} of a word's gradient gets through")
+    shares = frame[(frame.quantity == "share_reached") & frame.network.isin([*RECURRENT, BASE]) & (frame.n > 0)]
+    if len(shares):
+        far = str(max(shares.distance.astype(int)))
+        there = shares[shares.distance == far]
+        counts = []
+        for words, rows in (("recurrent", there[there.network != BASE]), ("attention", there[there.network == BASE])):
+            counts.append(f"{round((rows.estimate * rows.n).sum())} of {rows.n.sum()} {words} trainings")
+        parts.append(f"a word {far} back is learned in {' and '.join(counts)}")
+    times = frame[(frame.quantity == "time_ratio") & (frame.phase == "training") & (frame.n > 1)]
+    times = times[times.network.isin(RECURRENT)]
+    if len(times):
+        longest = str(max(times.length.astype(int)))
+        told = []
+        for r in times[times.length == longest].itertuples():
+            side = "slower" if r.ci_low > 1 else "faster" if r.ci_high < 1 else "level"
+            told.append(f"{WORDS[r.network]} {side} (x {_ratio(r.estimate)})")
+        parts.append(f"at {longest} tokens training is, against attention, {', '.join(told)}")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _steps_in_words(frame: pd.DataFrame) -> Iterator[str]:

@@ -283,9 +283,40 @@ def answer(frame: pd.DataFrame) -> str:
     large = str(max(int(d) for d in unit[unit.quantity == "steps_to_target"].head_dim))
     rows = unit[unit.head_dim == large]
     parts = [_optimizer_in_words(rows, optimizer) for optimizer in OPTIMIZERS]
-    told = f"Without 1/sqrt(head_dim), at head_dim {large}, training {_stall_in_words(rows)}:"
-    told += f" {'; '.join(filter(None, parts))}{_repair_in_words(rows)}."
-    return " ".join([told, *_diverged_in_words(frame), *_gradients_in_words(rows)])
+    first = _first_in_words(rows, large)
+    told = f"At head_dim {large}: {'; '.join(filter(None, parts))}."
+    return " ".join(
+        [
+            first,
+            *([told] if any(parts) else []),
+            *_repair_in_words(rows),
+            *_diverged_in_words(frame),
+            *_gradients_in_words(rows),
+        ]
+    )
+
+
+def _first_in_words(rows: pd.DataFrame, large: str) -> str:
+    """The three questions in one sentence."""
+    said = f"Without 1/sqrt(head_dim), at head_dim {large}, training {_stall_in_words(rows)}"
+    slow = {name: _find(rows, "slowdown_log2", optimizer=name, arm="unscaled") for name in OPTIMIZERS}
+    if told := [f"{_power(r)} with {OPTIMIZERS[name]}" for name, r in slow.items() if r["n"]]:
+        said += f" (updates times {', '.join(told)}, each at its best rate)"
+    lost = [r for name in OPTIMIZERS if (r := _find(rows, "diverged", optimizer=name, arm="unscaled"))["n"]]
+    if lost:
+        failed, runs = sum(round(r["estimate"] * r["n"]) for r in lost), sum(r["n"] for r in lost)
+        said += f", {f'diverges in {failed} of {runs} runs' if failed else f'diverges in none of {runs} runs'}"
+    return f"{said}, and Adam {_repaired(rows)}." if _repaired(rows) else f"{said}."
+
+
+def _repaired(rows: pd.DataFrame) -> str:
+    """What Adam does to the slowdown; nothing where it was not raced against gradient descent."""
+    repair = _find(rows, "adam_repair_log2", arm="unscaled")
+    if not repair["n"]:
+        return ""
+    if repair["ci_low"] > 0:
+        return "repairs a part of it"
+    return "makes it worse" if repair["ci_high"] < 0 else "does not repair it"
 
 
 def _find(rows: pd.DataFrame, quantity: str, **axes: str) -> dict[str, Any]:
@@ -327,14 +358,10 @@ def _power(r: Mapping[str, Any]) -> str:
     return f"{middle:.3g}" + ("" if math.isnan(ends[0]) else f" [{ends[0]:.3g}, {ends[1]:.3g}]")
 
 
-def _repair_in_words(rows: pd.DataFrame) -> str:
+def _repair_in_words(rows: pd.DataFrame) -> Iterator[str]:
     repair = _find(rows, "adam_repair_log2", arm="unscaled")
-    if not repair["n"]:
-        return ""
-    said = f" (slowdown under gradient descent over that under Adam: {_power(repair)})"
-    if repair["ci_low"] > 0:
-        return f"; Adam repairs a part of it{said}"
-    return f"; Adam makes it worse{said}" if repair["ci_high"] < 0 else f"; Adam does not repair it{said}"
+    if repair["n"]:
+        yield f"Slowdown under gradient descent over that under Adam: {_power(repair)}, so that Adam {_repaired(rows)}."
 
 
 def _diverged_in_words(frame: pd.DataFrame) -> Iterator[str]:

@@ -427,7 +427,42 @@ def _task_controls(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_properties_in_words(frame), *_counts_in_words(frame), *_tasks_in_words(frame)])
+    return " ".join([*_told(frame), *_properties_in_words(frame), *_counts_in_words(frame), *_tasks_in_words(frame)])
+
+
+# What is held against what; with and without positions are two models.
+COMPARED = {
+    "attention": "attention without positions",
+    "attention_position": "attention with positions",
+    "convolution_wide": "wide convolution",
+}
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Whether each has the symmetries of its definition, how many maps they leave, and who wins where."""
+    parts = []
+    tested = frame[(frame.quantity == "has_property") & (frame.n > 0)]
+    if len(tested):
+        right = int((tested.estimate == tested.theory).sum())
+        every = "as defined" if right == len(tested) else "not as defined"
+        parts.append(f"symmetries are {every} ({right} of {len(tested)} tests)")
+    counted = frame[(frame.quantity == "equivariant_dimension") & (frame.n > 0)]
+    if len(counted):
+        length = min(counted.length, key=int)
+        dims = counted[counted.length == length].set_index("group").estimate
+        if {"permutations", "shifts", "none"} <= set(dims.index):
+            few, some, all_ = (int(dims[group]) for group in ("permutations", "shifts", "none"))
+            parts.append(f"of {all_} maps of {length} numbers {few} commute with all permutations, {some} with shifts")
+    leads = frame[(frame.quantity == "accuracy_lead") & (frame.n > 0)]
+    for r in leads.itertuples():
+        word = "beats" if r.ci_low > 0 else "loses to" if r.ci_high < 0 else "is not seen to beat"
+        names = [COMPARED.get(str(name), str(name)) for name in (r.network, r.against)]
+        ends = "" if math.isnan(r.ci_low) else f" [{r.ci_low:.3f}, {r.ci_high:.3f}]"
+        parts.append(f"{names[0]} {word} {names[1]} on {r.task} by {r.estimate:.3f}{ends}")
+    if parts:
+        said = "; ".join(parts)
+        count = f" ({leads.n.max()} seeds)" if len(leads) else ""
+        yield f"{said[0].upper()}{said[1:]}{count}."
 
 
 def _properties_in_words(frame: pd.DataFrame) -> Iterator[str]:
@@ -442,7 +477,7 @@ def _properties_in_words(frame: pd.DataFrame) -> Iterator[str]:
         if r.quantity == "error_eps" and EXPECTED.get(r.property, {}).get(r.network, False)
     ]
     broken = overall[overall.quantity == "breakage_relative"]
-    found = f"{right} of {len(tested)} cells of the tables of assumptions came out as the definitions say"
+    found = f"In all, {right} of {len(tested)} cells of the tables of assumptions came out as the definitions say"
     if held and len(broken):
         found += (
             f": what holds does so to {max(held):.2g} eps, what does not is off by at least"

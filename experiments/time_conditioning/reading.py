@@ -83,7 +83,28 @@ def _breaches(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join(_in_words(frame))
+    return " ".join([*_told(frame), *_in_words(frame)])
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """On how many tasks the embedding is better, and by how much."""
+    rows = frame[(frame.quantity == "log_error_ratio") & (frame.n > 1) & (frame.encoding == "raw")]
+    found = {r.task: r for r in rows[rows.scale_of_t == "1"].itertuples()}
+    if not found:
+        return
+    better, worse = (
+        sum(sign * getattr(r, end) > 0 for r in found.values()) for sign, end in ((1, "ci_low"), (-1, "ci_high"))
+    )
+    word = "yes" if better == len(found) else "not always" if better else "no"
+    less = f", smaller on {worse}" if worse else ""
+    told = ", ".join(
+        f"{WORDS[task]} x {_plain(10**r.estimate)} [{_plain(10**r.ci_low)}, {_plain(10**r.ci_high)}]"
+        for task, r in found.items()
+    )
+    yield (
+        f"{word[0].upper()}{word[1:]}: with t itself the error is larger than with its sines on {better} of"
+        f" {len(found)} tasks{less} ({told}; {max(r.n for r in found.values())} seeds)."
+    )
 
 
 def _in_words(frame: pd.DataFrame) -> Iterator[str]:

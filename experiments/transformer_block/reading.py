@@ -174,12 +174,65 @@ def _trained_controls(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    parts = (_trained_in_words, _gradients_in_words, _rank_in_words)
+    parts = (_told, _trained_in_words, _gradients_in_words, _rank_in_words)
     return " ".join(sentence for part in parts for sentence in part(frame))
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """From which depth on one order is more stable than the other, and what no residual connections do."""
+    rates = frame[(frame.quantity == "reached_rates") & (frame.warm_up == "0") & (frame.n > 0)]
+    found = {(r.order, r.depth): r.seeds for r in rates.itertuples()}
+    depths = sorted({depth for _, depth in found}, key=int)
+    parts = []
+    if both := [depth for depth in depths if ("pre", depth) in found and ("post", depth) in found]:
+        gains = frame[(frame.quantity == "reached_gain") & (frame.order == "pre - post") & (frame.warm_up == "0")]
+        better = [d for d in both if (gains[gains.depth == d].ci_low > 0).any()]
+        worse = [d for d in both if (gains[gains.depth == d].ci_high < 0).any()]
+        at = [*better, *worse, both[-1]][0]
+        parts.append(
+            f"{_stable(both, better, worse)}: at {at} blocks, without warm-up, {_arrive(found['pre', at])} arrive at"
+            f" every learning rate with LayerNorm before, {_arrive(found['post', at])} with it after"
+        )
+    if bare := [depth for depth in depths if ("none", depth) in found]:
+        values = found["none", bare[-1]]
+        share = sum(values) / len(values)
+        words = "does not train" if share == 0 else f"trains at {share:.0%} of the rates"
+        parts.append(f"without residual connections attention {words} at {bare[-1]} blocks")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
+
+
+def _stable(depths: Sequence[str], better: Sequence[str], worse: Sequence[str]) -> str:
+    """Where LayerNorm before is the more stable."""
+    if better and worse:
+        return f"yes at {', '.join(better)} blocks, no at {', '.join(worse)}"
+    if worse:
+        return f"no, it is the less stable at {', '.join(worse)} blocks"
+    if not better:
+        return "no difference is seen"
+    if list(better) == list(depths[depths.index(better[0]) :]):
+        return f"yes, from {better[0]} blocks on"
+    return f"yes at {', '.join(better)} blocks"
+
+
+def _arrive(values: Sequence[float]) -> str:
+    """How many seeds arrive at every learning rate, with the interval of a share."""
+    from attnrepro.stats import share_interval
+
+    all_of_them = sum(value == 1 for value in values)
+    share = share_interval(all_of_them, len(values))
+    return f"{all_of_them} of {len(values)} seeds [{share.low:.2f}, {share.high:.2f}]"
 
 
 def _ends(r: Any, form: str = ".2g") -> str:
     return f"[{r.ci_low:{form}}, {r.ci_high:{form}}]"
+
+
+def _share(r: Any) -> str:
+    """A mean of shares; its t interval only where that lies between 0 and 1 and says anything."""
+    ends = f" {_ends(r)}" if 0 <= r.ci_low < r.ci_high <= 1 else ""
+    return f"{r.estimate:.2f}{ends}"
 
 
 def _trained_in_words(frame: pd.DataFrame) -> Iterator[str]:
@@ -193,7 +246,7 @@ def _trained_in_words(frame: pd.DataFrame) -> Iterator[str]:
                 for order in ("post", "pre", "pre_qk_norm", "none")
                 if (order, depth, warm_up) in rates
             ]
-            parts.append(f"{depth} blocks " + ", ".join(f"{order} {r.estimate:.2f} {_ends(r)}" for order, r in there))
+            parts.append(f"{depth} blocks " + ", ".join(f"{order} {_share(r)}" for order, r in there))
         if parts:
             words = "without warm-up" if warm_up == "0" else f"with {warm_up} updates of warm-up"
             yield f"Share of the learning rates that lead to the target {words}: {'; '.join(parts)}."

@@ -208,8 +208,42 @@ def answer(frame: pd.DataFrame) -> str:
         return ""
     # The size at which most was measured; of several the smallest.
     place = max(chosen, key=lambda p: (sum(len(v) for at, v in found.shifts.items() if at[:2] == p), -p[1]))
-    parts = [_moving_in_words(found, place), _still_in_words(found, place), _worth_in_words(found, place)]
+    parts = [
+        _told(found, place),
+        _moving_in_words(found, place),
+        _still_in_words(found, place),
+        _worth_in_words(found, place),
+    ]
     return " ".join(part for part in [*parts, _sizes_in_words(found, place), _symmetry_in_words(frame)] if part)
+
+
+def _told(found: Accuracies, place: tuple[str, int]) -> str:
+    """Whether the CNN minds where an object stands, and whether its equivariance is worth training on moved images."""
+    parts: list[str] = []
+    told_of_others = False
+    shifts = found.shifts.get((*place, "cnn", "centred"), {})
+    if len(shifts) > 1 and 0 in shifts:
+        most = max(shifts)
+        lost = _less(shifts[0], shifts[most])
+        end = _interval(lost)
+        word = "no" if end.low > 0 else "as far as is seen, yes"
+        parts.append(f"{word}: trained in the middle the CNN loses {end.value:.3f} at a shift of {most} pixels")
+    for without, words in (("shifted_once", "at one random place each"), ("centred", "in the middle")):
+        leads = {
+            WORDS[other]: values
+            for other in ("mlp", "vit_patch7")
+            if (values := _less(found.mean(*place, "cnn", without), found.mean(*place, other, WITH)))
+        }
+        by_side: dict[str, list[str]] = {}
+        for name, values in leads.items():
+            by_side.setdefault(_side(values), []).append(f"the {name} ({_shown(values)})")
+        if leads:
+            told = " and ".join(f"{side} {' and '.join(names)}" for side, names in by_side.items())
+            against = " trained on moved images" if not told_of_others else ""
+            told_of_others = True
+            parts.append(f"with objects {words} it is {told}{against}")
+    said = "; ".join(parts)
+    return f"{said[0].upper()}{said[1:]}." if said else ""
 
 
 def _shown(values: Values) -> str:

@@ -58,7 +58,35 @@ def _reach_controls(frame: pd.DataFrame) -> Iterator[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_shifts_in_words(frame), *_reach_in_words(frame)])
+    return " ".join([*_told(frame), *_shifts_in_words(frame), *_reach_in_words(frame)])
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Whether Swin commutes with every shift, and after how many layers every place sees all."""
+    parts = []
+    rolls = frame[(frame.quantity == "commuting_rolls") & (frame.network == "swin") & (frame.n > 0)]
+    if len(rolls):
+        r = rolls.iloc[-1]
+        window, windows = map(int, str(r["shape"]).split("x")[:2])
+        of = (window * windows) ** 2
+        word = "yes" if r.estimate == of else "no"
+        parts.append(
+            f"{word}: Swin commutes with {r.estimate:g} of the {of} shifts of a map of {windows} x {windows} windows"
+        )
+    reach = frame[(frame.quantity == "reach") & (frame.network == "swin") & (frame.n > 0)]
+    if len(reach):
+        name = str(reach.windows.iloc[-1])
+        window, windows = map(int, name.split("x"))
+        of = (window * windows) ** 2
+        seen = {
+            int(r.depth): r.estimate for r in reach[(reach.windows == name) & (reach.place == "corner")].itertuples()
+        }
+        full = min((depth for depth, count in seen.items() if count == of), default=0)
+        known = f"after {full} layers" if full else f"not yet after {max(seen, default=0)} layers"
+        parts.append(f"of {windows} x {windows} windows the corner sees every place {'only ' if full else ''}{known}")
+    if parts:
+        said = "; ".join(parts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _shifts_in_words(frame: pd.DataFrame) -> Iterator[str]:

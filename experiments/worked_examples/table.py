@@ -426,7 +426,34 @@ def _always(value: float) -> Callable[[float], float]:
 
 def answer(frame: pd.DataFrame) -> str:
     """What the rows say, in a few sentences."""
-    return " ".join([*_weights_in_words(frame), *_temperature_in_words(frame), *_variance_in_words(frame)])
+    return " ".join(
+        [*_told(frame), *_weights_in_words(frame), *_temperature_in_words(frame), *_variance_in_words(frame)]
+    )
+
+
+def _told(frame: pd.DataFrame) -> Iterator[str]:
+    """Which of the four come out as printed."""
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    if rows := _with_bounds(frame):
+        right = sum(low <= r.estimate <= high for r, low, high in rows)
+        parts[right == len(rows)].append(f"the weights ({right} of {len(rows)} do)")
+    found = {r.quantity: r for r in frame[frame.quantity.isin(VARIANCES) & (frame.n > 0)].itertuples()}
+    if r := found.get("dot_product_variance"):
+        ends = f"{r.estimate:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}] for {r.head_dim} components"
+        parts[r.ci_low <= r.theory <= r.ci_high].append(f"the variance ({ends})")
+    for quantity, module, words in (
+        ("head_dim_times_heads_error", "", "the sizes of heads"),
+        ("parameters_spread", "torch", "the parameters (the same for any number of heads)"),
+    ):
+        if made := [r.estimate for r in _measured(frame, quantity) if r.module == module]:
+            parts[max(made) == 0].append(words)
+    right_ones, wrong = (", ".join(parts[known]) for known in (True, False))
+    if wrong and right_ones:
+        yield f"In part: {right_ones} come out as printed, but not all of {wrong}."
+    elif right_ones or wrong:
+        yield (
+            f"Yes: {right_ones} come out as printed." if right_ones else f"No: not all of {wrong} come out as printed."
+        )
 
 
 def _weights_in_words(frame: pd.DataFrame) -> Iterator[str]:
@@ -434,7 +461,7 @@ def _weights_in_words(frame: pd.DataFrame) -> Iterator[str]:
     if not rows:
         return
     right = sum(low <= r.estimate <= high for r, low, high in rows)
-    yield f"{right} of the {len(rows)} printed softmax weights are what softmax gives."
+    yield f"Of weights, {right} of the {len(rows)} printed softmax weights are what softmax gives."
     needed = {tuple(_at(r).values()): r.estimate for r in _measured(frame, "needed_score")}
     used = {(r.example, r.query, r.token, r.head_dim): r.estimate for r in _measured(frame, "logit")}
     printed = {tuple(_at(r).values()): r.estimate for r in _measured(frame, "printed_value")}

@@ -5,15 +5,20 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnrepro.app import report
+from attnrepro.app.documents import first_sentence
 from attnrepro.app.precheck import make_plan
 from attnrepro.results.rows import Row, read_csv
 from attnrepro.training.trainer import make_trainer
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def cell_of(table: str, *overrides: str) -> Any:
@@ -64,3 +69,34 @@ def change(table: str, root: Path, target: Path, edit: Callable[[dict[str, str]]
         done["sha256"]["rows.csv"] = hashlib.sha256((folder / "rows.csv").read_bytes()).hexdigest()
         (folder / "done.json").write_text(json.dumps(done))
     return built(table, target)
+
+
+def planted(axes: Sequence[str], *rows: dict[str, Any]) -> pd.DataFrame:
+    """A frame as an answer is made from: rows with what each says, everything else blank.
+
+    ``ci`` is an interval, around its middle where no estimate is said; ``values`` are one a seed, with their mean and
+    t interval.
+    """
+    import pandas as pd
+
+    from attnrepro.results.derived import over_seeds
+
+    blank = {"statistic": "mean", "n": 5, "n_failed": 0, "unit": "", "seeds": (), "stale": False}
+    numbers = dict.fromkeys(("estimate", "sd", "ci_low", "ci_high", "theory"), math.nan)
+    lines = []
+    for row in rows:
+        line: dict[str, Any] = {**dict.fromkeys(axes, ""), "quantity": "", **blank, **numbers, "by_seed": {}, **row}
+        if "ci" in line:
+            line["ci_low"], line["ci_high"] = line.pop("ci")
+            if math.isnan(line["estimate"]):
+                line["estimate"] = (line["ci_low"] + line["ci_high"]) / 2
+        if "values" in line:
+            values = line.pop("values")
+            line |= {**over_seeds(values), "by_seed": {str(seed): value for seed, value in enumerate(values, 1)}}
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def first(answer: str) -> str:
+    """The sentence that overview, README and cards show."""
+    return first_sentence(answer)[0]

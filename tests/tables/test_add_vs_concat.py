@@ -268,3 +268,29 @@ def test_an_impossible_training_is_noticed(
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def told(missed: float, loss: tuple[float, float], ratio: tuple[float, float] = (1.0, 1.0)) -> str:
+    rows = [
+        {"quantity": "error_eps", "direction": "concat_in_add", "positions": "learned", "outputs_over_d": "2",
+         "estimate": missed},
+        {"quantity": "residual_share", "outputs_over_d": "2", "estimate": 0.5, "ci": (0.49, 0.51)},
+        {"quantity": "accuracy_ratio", "code": "equal_parameters", "ci": ratio},
+        {"quantity": "log_loss_ratio", "code": "equal_parameters", "ci": loss},
+    ]  # fmt: skip
+    return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+
+def test_the_first_sentence_says_what_a_sum_can_do_and_who_learns_more() -> None:
+    said = told(1e15, (-0.2, -0.1))
+    assert said.startswith("No: ") and "misses 0.500 [0.490, 0.510]" in said and "with 2 outputs a component" in said
+    assert "neither is seen to be right more often (5 seeds), the pair's loss is lower than the sum's" in said
+    said = told(2.0, (0.1, 0.2), (0.8, 0.9))
+    assert said.startswith("Yes: ") and "the sum is right more often" in said and "loss is higher than" in said
+    assert "not seen to differ" in told(2.0, (-0.1, 0.2), (1.1, 1.2)) and "the pair is right" in told(
+        2.0, (0, 0), (2, 3)
+    )
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "parameters"})) == ""

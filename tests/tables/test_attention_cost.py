@@ -348,3 +348,22 @@ def test_a_wrong_count_is_noticed(exact: Path, tmp_path: Path) -> None:
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_two_terms_describe_the_time() -> None:
+    def told(miss: float, *more: dict[str, Any]) -> str:
+        at = {"attention": "fused", "projections": "3", "phase": "forward"}
+        rows = [{"quantity": "fit_error", "estimate": miss, **at}, *({**row, **at} for row in more)]
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    crossing = {"quantity": "crossover", "ci": (120.0, 124.0)}
+    said = told(0.04, crossing, {"quantity": "time", "length": "64"}, {"quantity": "time", "length": "256"})
+    assert said.startswith("Two terms describe the time to within a tenth for fused 4.0%; ")
+    assert "the quadratic one is larger from 122 [120, 124] tokens on (fused, 5 runs)" in said
+    said = told(0.3)
+    assert said.startswith("Two terms do not describe the time of fused 30.0%; ")
+    assert "the quadratic one overtakes the linear one nowhere" in said
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "flops"})) == ""

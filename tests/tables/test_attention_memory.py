@@ -20,7 +20,7 @@ from attnrepro.app import report
 from attnrepro.config import BadInput
 from attnrepro.results.published import load_published
 from attnrepro.results.rows import Row
-from attnrepro.tables.attention_memory import measure
+from attnrepro.tables.attention_memory import measure, table
 
 from . import harness
 from .harness import verdicts
@@ -275,3 +275,31 @@ def test_an_exponent_that_is_none_is_noticed(root: Path, tmp_path: Path) -> None
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_the_matrix_is_stored() -> None:
+    sizes = [
+        {"quantity": "score_size", "dtype": "float16", "patch": "16", "prefix": "binary", "side": side,
+         "estimate": value, "unit": "KiB"}
+        for side, value in (("224", 75.0), ("448", 300.0))
+    ]  # fmt: skip
+
+    def told(fused: float) -> str:
+        at = {"phase": "forward", "length": "64"}
+        rows = [
+            *sizes,
+            {"quantity": "matrix_bytes", "length": "64", "estimate": 100.0},
+            *({**at, "quantity": "peak_bytes", "attention": a, "estimate": 100.0 * x}
+              for a, x in (("naive", 2.0), ("fused", fused))),
+        ]  # fmt: skip
+        (said,) = table._told(harness.planted(table.AXES, *rows))
+        return said
+
+    said = told(0.03)
+    assert said.startswith("The N x N matrix need not be stored: at 64 tokens the fused kernel holds 0.03 of it at its")
+    assert "step by step 2; one head's scores of an image take 75 KiB at 224 pixels and 300 KiB at 448" in said
+    assert told(1.2).startswith("The N x N matrix is stored: ")
+    assert table.answer(harness.planted(table.AXES, {"quantity": "none"})) == ""

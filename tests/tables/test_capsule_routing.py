@@ -433,3 +433,37 @@ def test_the_answer_and_the_charts(exact: Path, root: Path) -> None:
         "accuracy under affine changes",
         "accuracy on scattered patches",
     ]
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_the_formula_routes_and_who_is_ahead() -> None:
+    def told(error: float, lead: tuple[float, float]) -> str:
+        behind = (-lead[1], -lead[0])
+        rows = [
+            {"quantity": "sum_over_parents_error", "statistic": "exact", "model": "as_printed", "iterations": "3",
+             "estimate": error},
+            {"quantity": "accuracy_difference", "model": "cnn_dense - capsules_3", "n_train": "100", "test": "shifted",
+             "ci": (-0.3, -0.1)},
+            {"quantity": "accuracy_difference", "model": "cnn - capsules_3", "n_train": "100", "test": "shifted",
+             "ci": behind},
+            {"quantity": "accuracy_difference", "model": "capsules_3 - cnn", "n_train": "1000", "test": "affine",
+             "ci": lead},
+            {"quantity": "told_apart_difference", "model": "capsules_3 - cnn", "n_train": "1000",
+             "test": "scattered", "ci": lead},
+        ]  # fmt: skip
+        (said, *_) = reading._told(harness.planted(reading.AXES, *rows))
+        return said
+
+    said = told(1.0, (-0.3, -0.1))
+    assert said.startswith("The printed formula does not route (what a child hands out is off 1 by up to 1)")
+    assert (
+        "capsules are ahead of the CNN with a dense head (+0.200 [+0.100, +0.300]) and behind the CNN that pools"
+        in said
+    )
+    assert "affine changes behind the latter (-0.2" in said and "scattered parts behind the latter" in said
+    said = told(0.0, (0.1, 0.3))
+    assert said.startswith("The printed formula routes") and said.count("ahead of") == 4
+    assert told(0.0, (-0.1, 0.3)).count("level with") == 3
+    assert list(reading._told(harness.planted(reading.AXES, {"quantity": "parameters"}))) == []

@@ -295,3 +295,22 @@ def test_a_crossover_that_never_comes_is_a_failed_row(monkeypatch: pytest.Monkey
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_up_to_which_length_attention_is_the_cheapest() -> None:
+    def told(**up_to: float) -> str:
+        at = {"quantity": "cheaper_up_to", "network": "attention", "embed_dim": "64"}
+        rows = [{**at, "against": against, "estimate": limit} for against, limit in up_to.items()]
+        return harness.first(table.answer(harness.planted(table.AXES, *rows)))
+
+    said = told(rnn=0, gru=63, linear=64)
+    assert said.startswith(
+        "It is at no N the cheapest of all (a plain RNN always needs less); it costs less than a GRU"
+    )
+    assert "up to N = 63 (d = 64), linear attention up to N = 64" in said
+    said = told(rnn=5, gru=63)
+    assert said.startswith("It is the cheapest of all up to N = 5; ") and "always" not in said
+    assert table.answer(harness.planted(table.AXES, {"quantity": "flops"})) == ""

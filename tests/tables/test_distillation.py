@@ -250,3 +250,28 @@ def test_more_images_than_there_are_is_not_run(tmp_path: Path, capfd: pytest.Cap
     command = [f"experiment={NAME}", "scale=smoke", "tracking=disabled", "hydra.mode=RUN", f"results={tmp_path}"]
     assert entry.main([*command, "data=digits", "params.n_train=5000"]) == 1
     assert "digits has 1000 training images, not n_train=5000" in capfd.readouterr().err
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_counts_what_a_teacher_raises_and_lowers() -> None:
+    def told(by: float, nearer: float) -> str:
+        at = {"data": "fashion_mnist", "augmentation": "shift_flip", "n_train": "1000"}
+        plain = [0.70, 0.71, 0.72]
+        rows = [
+            {**at, "quantity": quantity, "arm": arm, "values": [v + more + 0.001 * i for i, v in enumerate(plain)]}
+            for quantity, gain in (("accuracy", by), ("agreement", nearer))
+            for arm, more in (("none", 0.0), ("soft", gain))
+        ]
+        # Of what is compared each seed differs by the same but for the last digit.
+        rows[1]["values"] = [v + 0.0001 * i for i, v in enumerate(rows[1]["values"])]
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    said = told(0.05, 0.04)
+    assert said.startswith("It gains each time: ") and "in 1 of 1 trials, at best +0.0501 [+" in said
+    assert "it answers more as the CNN does in 1 of 1, at most +0.0400" in said
+    said = told(-0.05, -0.04)
+    assert said.startswith("No gain is seen: ") and "in 0 of 1 trials and lowered it in 1" in said
+    assert "more as the CNN does in 0 of 1" in said
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "loss"})) == ""

@@ -261,3 +261,25 @@ def test_the_model_reads_the_vocabulary_of_the_task() -> None:
 def test_wrong_parameters_are_refused(override: str, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         harness.cell_of(NAME, override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_what_is_local_and_what_is_lost() -> None:
+    def told(ratio: float, near: float, far: float) -> str:
+        right = {("full", "near"): 1.0, ("full", "far"): 1.0, ("window", "near"): near, ("window", "far"): far}
+        rows = [
+            {"quantity": "chance_ratio", "network": "window", "estimate": ratio},
+            *({"quantity": "accuracy", "network": kind, "part": part, "estimate": value}
+              for (kind, part), value in right.items()),
+        ]  # fmt: skip
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    said = told(4.2, 1.0, 0.12)
+    assert said.startswith("By definition window 4.20 bring locality back (weight on what is near")
+    assert "trained, window loses the far (0.12) (share right, 5 seeds)" in said
+    said = told(1.0, 0.2, 1.0)
+    assert said.startswith("By definition window 1.00 do not") and "window loses the near (0.20)" in said
+    assert "window loses nothing" in told(4.2, 1.0, 0.95)
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "parameters"})) == ""

@@ -369,3 +369,24 @@ def test_every_parameter_is_explained() -> None:
 def test_rows_are_rows(root: Path) -> None:
     assert all(isinstance(row, Row) for row in table.theory(cell_of(*STRUCTURE)))
     assert table.seconds(cell_of(*STRUCTURE)) < 2 < table.seconds(cell_of("data=none", "params.steps=500"))
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_what_one_way_is_worth_and_who_leads() -> None:
+    def told(right: float, lead: tuple[float, float]) -> str:
+        at = {"task": "glyphs", "shots": "5"}
+        rows = [
+            {**at, "quantity": "accuracy", "network": "relation", "ways": "1", "values": [right] * 3},
+            {**at, "quantity": "accuracy_difference", "network": "relation - prototypical", "ways": "5", "ci": lead},
+        ]
+        (said,) = reading._told(harness.planted(reading.AXES, *rows))
+        return said
+
+    said = told(1.0, (-0.2, -0.1))
+    assert said.startswith("A '5-shot 1-way' result is worth nothing: every network is right always with one class (3")
+    assert "a learned comparison is worse than the distance from a prototype (ahead in 0, behind in 1 of 1" in said
+    said = told(0.9, (0.1, 0.2))
+    assert "is worth something: not every network" in said and "a learned comparison is better than" in said
+    assert "not clearly better or worse" in told(1.0, (-0.1, 0.2))

@@ -531,3 +531,23 @@ def test_a_model_that_reads_places_is_no_mean() -> None:
         with torch.no_grad():
             error = float((net(images) - measure.with_shared_map(net, images)).abs().max())
         assert (error < 1e-11) is holds
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_maps_are_one_and_who_is_ahead() -> None:
+    def told(maps: tuple[float, float], lead: tuple[float, float]) -> str:
+        rows = [
+            {"quantity": "attention_distance", "task": "far_cue", "block": "non_local", "phase": "end", "ci": maps},
+            {"quantity": "lead", "task": "fashion_mnist", "block": "global_context - non_local", "ci": lead},
+        ]
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    said = told((0.2, 0.3), (-0.1, 0.1))
+    assert said.startswith("No: trained maps of two queries are 0.25 [0.20, 0.30] (a label at each place) apart")
+    assert "against Non-local global context is level (Fashion-MNIST +0.000 [-0.100, +0.100])" in said
+    said = told((0.0, 0.002), (0.01, 0.02))
+    assert said.startswith("Yes: ") and "global context is ahead (" in said
+    assert "global context is behind (" in told((0.2, 0.3), (-0.02, -0.01))
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "parameters"})) == ""

@@ -387,3 +387,26 @@ def test_methods_that_fail_would_confirm_the_claim(root: Path, tmp_path: Path) -
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_hard_choices_are_trained() -> None:
+    def told(signal: float, learned: float) -> str:
+        at = {"quantity": "share_reached", "temperature": "1", "n_keys": "4", "optimizer": "sgd"}
+        rows = [
+            {"quantity": "share_with_signal", "method": "hard_argmax", "estimate": signal, "n": 40},
+            {**at, "method": "hard_argmax", "estimate": 0.0},
+            {**at, "method": "straight_through", "estimate": learned},
+        ]
+        (said,) = reading._told(harness.planted(reading.AXES, *rows))
+        return said
+
+    said = told(0.0, 1.0)
+    assert said.startswith("Yes, every score of a plain argmax is without a gradient (40 scores); but hard choices are")
+    assert "trained by gradient descent with straight-through; plain argmax gets there in 0 of 5 runs" in said
+    assert said.endswith("straight-through gets there in 5 of 5 runs.")
+    said = told(0.3, 0.2)
+    assert said.startswith("No, not every score") and "and hard choices were not trained by gradient descent" in said
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "largest_weight"})) == ""

@@ -99,7 +99,7 @@ def test_the_answer_counts_what_agrees(root: Path) -> None:
     made = harness.built(NAME, root)
     counted = made.verdicts()
     total = counted["CONFIRMED"] + counted["CONTRADICTED"]
-    assert f"Of {total} printed details {counted['CONFIRMED']} agree" in made.answer
+    assert f"Not all: of {total} printed details {counted['CONFIRMED']} agree" in made.answer
     assert "(authors 8, " in made.answer
     assert "8 first appeared in a later month" in made.answer
     assert "from hu2018 (3 months) to dosovitskiy2021 (40 months)" in made.answer
@@ -279,3 +279,27 @@ def test_a_doubt_fails_the_table(published: Path, tmp_path: Path) -> None:
     change(published / table.FILE, '"Sung, H."', '"Sung, F."')
     (problem,) = run(tmp_path / "results").problems
     assert problem.startswith(f"{NAME} (") and "s4-ref-sung" in problem
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_counts_what_agrees_and_what_came_before() -> None:
+    def told(*agrees: float, months: float = 5.0) -> str:
+        rows = [
+            {"quantity": "agrees", "place": str(i), "work": "a", "field": "venue", "estimate": value}
+            for i, value in enumerate(agrees)
+        ]
+        later = {"quantity": "months_after", "work": "a", "against": reading.TRANSFORMER, "estimate": months}
+        return reading.answer(harness.planted(table.AXES, *rows, later))
+
+    said = told(1.0, 0.0)
+    assert harness.first(said) == (
+        "Not all: of 2 printed details 1 agree with a checked reference and 1 do not; of 1 dated works 0 came before"
+        " the Transformer or in its month and 1 first appeared in a later month."
+    )
+    assert "by kind (venue 1)" in said and said.endswith("After the Transformer came works from a (5 months).")
+    said = told(1.0, 1.0, months=-5.0)
+    assert said.startswith("All: of 2 printed details 2 agree") and "dated works 1 came before" in said
+    assert "by kind" not in said and "came works" not in said
+    assert told(0.0).startswith("None: ")

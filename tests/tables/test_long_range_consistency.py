@@ -288,3 +288,27 @@ def test_impossible_parameters_are_refused(override: str, word: str) -> None:
 
 def test_planning_knows_how_long_it_takes() -> None:
     assert table.seconds(cell_of("params.updates=400", "params.every=20")) > table.seconds(cell_of())
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_attention_leads_convolutions_of_its_cost() -> None:
+    def told(deep: tuple[float, float], mean: tuple[float, float]) -> str:
+        at = {"cells": "4", "updates": "400"}
+        rows = [
+            {**at, "quantity": "consistency", "generator": "attention", "estimate": 0.9},
+            {**at, "quantity": "consistency_lead", "generator": "attention - deep", "ci": deep},
+            {**at, "quantity": "consistency_lead", "generator": "attention - mean", "ci": mean},
+        ]
+        (said,) = reading._told(harness.planted(reading.AXES, *rows), "4", "400")
+        return said
+
+    said = told((0.1, 0.3), (-0.1, 0.1))
+    assert said.startswith(
+        "Yes: with attention both glyphs agree in 0.900 of samples after 400 updates, +0.200 [+0.100"
+    )
+    assert said.endswith("(5 seeds); not seen to do worse: mean of all places.")
+    assert told((-0.3, -0.1), (0.1, 0.3)).startswith("No: ")
+    assert told((-0.1, 0.1), (0.1, 0.3)).startswith("Not shown: ")
+    assert told((0.1, 0.3), (0.1, 0.3)).endswith("none of the others does as well.")

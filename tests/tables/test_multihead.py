@@ -236,3 +236,31 @@ def test_heads_of_a_fixed_width_are_noticed(tmp_path: Path, monkeypatch: pytest.
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_answers_all_four_questions() -> None:
+    def told(spread: float, time: tuple[float, float], small: tuple[float, float], end: tuple[float, float]) -> str:
+        at = {"quantity": "best_score", "depth": "2", "num_heads": "4", "role": "previous"}
+        rows = [
+            {"quantity": "flops_spread", "module": "ours", "estimate": spread},
+            {"quantity": "time_ratio", "phase": "training", "kernel": "fused", "num_heads": "48", "ci": time},
+            {"quantity": "best_steps", "optimizer": "adam", "head_dim": "16", "ci": small},
+            {"quantity": "best_steps", "optimizer": "adam", "head_dim": "64", "ci": (9.0, 11.0)},
+            {"quantity": "redundant_share", "depth": "2", "num_heads": "4", "estimate": 0.25},
+            {**at, "phase": "start", "ci": (0.1, 0.12)},
+            {**at, "phase": "end", "ci": end},
+        ]
+        (said,) = reading._told(harness.planted(reading.AXES, *rows))
+        return said
+
+    said = told(0.0, (1.1, 1.3), (19.0, 21.0), (0.3, 0.5))
+    assert said.startswith("Several heads are free in FLOPs and parameters, not in time (x 1.20 with 48, fused); ")
+    assert "a small head is harder to train (20 updates for 16 components, 10 for 64)" in said
+    assert "25% of 2 x 4 trained heads can go; they come to attend to the token before 0.40." in said
+    said = told(8.0, (0.9, 1.1), (2.0, 4.0), (0.05, 0.1))
+    assert said.startswith("Several heads are not free in FLOPs and parameters, cost no time that is seen")
+    assert "is easier to train" in said and "attend to nothing that was asked about" in said
+    assert "is not seen to be easier or harder" in told(0.0, (0.9, 1.1), (9.0, 11.0), (0.3, 0.5))

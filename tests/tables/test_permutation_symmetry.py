@@ -409,3 +409,27 @@ def test_a_diverged_seed_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_it_is_blind_and_what_can_be_reached() -> None:
+    def told(error: float, right: tuple[float, float]) -> str:
+        rows = [
+            {"quantity": "equivariance_error_eps", "statistic": "exact", "dtype": "float64", "estimate": error},
+            {"quantity": "accuracy", "model": "deep_sets", "length": "8", "ci": right},
+        ]
+        (said,) = table._told(harness.planted(table.AXES, *rows))
+        return str(said)
+
+    said = told(2.0, (0.63, 0.64))
+    assert said.startswith(
+        "Attention without positions is exactly blind to order (2 eps in 5 draws); 0.6150 is not the"
+    )
+    assert (
+        "best on 8 tokens: a trained model reaches 0.6350 [0.6300, 0.6400] (5 seeds), any such model at most 0.636"
+        in said
+    )
+    said = told(1e9, (0.60, 0.61))
+    assert "is not blind to order" in said and "0.6150 was not exceeded on 8 tokens" in said

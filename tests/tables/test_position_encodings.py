@@ -398,3 +398,30 @@ def test_a_wrong_ceiling_is_noticed(root: Path, tmp_path: Path) -> None:
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_answers_all_four_questions() -> None:
+    def told(error: float, rotary: float, causal: float) -> str:
+        rows = [
+            {"quantity": "smallest_distance", "statistic": "exact", "encoding": "sinusoidal", "embed_dim": "8",
+             "length": "64", "estimate": 0.5, "n": 0},
+            {"quantity": "rotation_error_eps", "statistic": "exact", "encoding": "sinusoidal", "estimate": error},
+            *({"quantity": "accuracy", "task": "copy", "encoding": name, "length": length, "values": [value] * 3}
+              for name in ("rotary", "learned") for length, value in (("16", 1.0), ("64", rotary))),
+            {"quantity": "accuracy", "task": "locate", "encoding": "none", "mask": "causal", "values": [causal] * 3},
+        ]  # fmt: skip
+        rows[2]["values"] = rows[4]["values"] = [1.0] * 3
+        rows[5]["values"] = [0.1] * 3
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    said = told(0.3, 0.5, 1.0)
+    assert said.startswith("The nearest of 64 sinusoidal codes of 8 numbers are 0.5 apart; a shift rotates them; ")
+    assert "trained on 16 tokens, none of them can do with 64 (learned 0.10" in said
+    assert "rotary 0.50 [0.50, 0.50] right, 3 seeds); without a code a causal model tells positions (1.00" in said
+    said = told(1e12, 0.95, 0.2)
+    assert "a shift does not rotate them" in said and "rotary can do with 64" in said
+    assert "does not tell positions (0.20 right)" in said
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "steps"})) == ""

@@ -27,6 +27,7 @@ from attnrepro.tables.position_strength import measure, table
 from attnrepro.training.trainer import make_trainer
 
 from ..nn.naive_pool import NaivePool
+from . import harness
 
 BASE = ("experiment=position_strength", "tracking=disabled")
 SMOKE = (*BASE, "scale=smoke", "hydra.mode=RUN")
@@ -734,3 +735,27 @@ def test_the_default_protocol_gives_the_numbers_of_another_implementation(monkey
         found = np.array(list(by_seed(blind, strength=strength).values()))
         assert np.mean(ours[index][:8] - found) > 5 * np.std(ours[index][:8] - found, ddof=1) / math.sqrt(8)
         assert found == pytest.approx(ours[1][:8], abs=1e-9), "without a code every strength is none"
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_x1_is_of_use_and_only_slower() -> None:
+    def told(one: tuple[float, float], three: tuple[float, float], longer: tuple[float, float]) -> str:
+        at = {"study": "published", "protocol": "I"}
+        budget = {"study": "budget", "strength": "1", "placement": "keys_values", "learning_rate": "0.01"}
+        rows = [
+            {**at, "quantity": "gain_x1_over_none", "ci": one},
+            {**at, "quantity": "gain_x3_over_x1", "ci": three},
+            {**budget, "quantity": "gain_500_to_2000_steps", "ci": longer},
+        ]
+        (said,) = table._told(harness.planted(table.AXES, *rows))
+        return said
+
+    said = told((0.1, 0.12), (0.2, 0.22), (-0.001, 0.001))
+    assert said.startswith("No, attention uses it at x1 (+0.110 [+0.100, +0.120] over none, 5 seeds), x3 adds +0.210 [")
+    assert "; x1 is not only slower: from 500 to 2000 steps it gains +0.000 [-0.001, +0.001]" in said
+    said = told((-0.1, 0.1), (-0.2, -0.1), (0.1, 0.3))
+    assert said.startswith("No use of it is seen at x1 (") and "x3 takes away -0.150" in said
+    assert "x1 may be only slower" in said
+    assert table._told(harness.planted(table.AXES, {"quantity": "solved"})) == []

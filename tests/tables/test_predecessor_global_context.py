@@ -441,3 +441,23 @@ def test_the_answer_and_charts_say_what_the_rows_say() -> None:
         "a label at each place: accuracy",
         "two distant glyphs: seeds that took off",
     ]
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_which_blocks_tell_the_relation() -> None:
+    def told(*blocks: tuple[str, list[float]]) -> str:
+        at = {"task": "same_different", "readout": "linear"}
+        rows = [{**at, "quantity": "local_accuracy_bound", "theory": 0.75}]
+        rows += [
+            {**at, "quantity": "accuracy", "block": name, "updates": "200", "values": values} for name, values in blocks
+        ]
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    none = ("none", [0.5, 0.5])
+    said = told(none, ("non_local", [1.0, 0.9]))
+    assert said == "Within 200 updates the relation of two glyphs is told by Non-local, not told by the CNN alone."
+    assert "not told by the CNN alone, Non-local" in told(none, ("non_local", [0.5, 0.6]))
+    assert "told at times by Non-local, not told by the CNN alone" in told(none, ("non_local", [0.5, 0.9]))
+    assert told(("none", [0.9, 0.9])).endswith("the relation of two glyphs is told by the CNN alone.")

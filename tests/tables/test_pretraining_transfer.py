@@ -563,3 +563,29 @@ def test_what_does_not_fit_the_images_is_refused() -> None:
         measure.build(cell_of("params.n_pre=50", "params.fine_classes=[8,10]"))
     with pytest.raises(ValueError, match=r"mask_share=0\.99 must leave"):
         measure.build(cell_of(*MASKED, "params.n_pre=50", "params.mask_share=0.99"))
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_the_vit_overtakes() -> None:
+    def told(*leads: float) -> str:
+        sizes = (0, 100, 1000)[: len(leads)]
+        rows = [
+            {"quantity": quantity, "data": "fashion_mnist", "model": model, "n_pre": str(n), "n_fine": "100",
+             "pretraining": "supervised" if n else "none", "rate_factor": "1",
+             "values": [0.7 + (lead if model == "cnn" else 0) + 0.001 * i * (model == "cnn") for i in range(3)]}
+            for n, lead in zip(sizes, leads, strict=True)
+            for model in ("cnn", "vit_patch7")
+            for quantity in ("accuracy", "validation_accuracy")
+        ]  # fmt: skip
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    assert told(0.1, 0.1).startswith("The ViT was not seen to overtake (one size of pre-training alone): after 100")
+    said = told(0.1, 0.1, 0.05)
+    assert said.startswith("The ViT was not seen to overtake: after 1000 images of other classes with labels")
+    assert "CNN less ViT is +0.051 [" in said and "(3 seeds), +0.101 [" in said
+    assert told(0.1, 0.1, -0.1).startswith("The ViT overtakes at ")
+    assert told(0.1, -0.1, 0.1).startswith("The CNN overtakes at ")
+    assert told(0.1, -0.1, -0.2).startswith("The ViT is ahead: ")
+    assert told(0.1, 0.1, 0.0).startswith("Whether the ViT overtakes is open: ")

@@ -513,3 +513,26 @@ def test_differences_against_the_number_of_images(root: Path, tmp_path: Path) ->
 def test_params_have_a_value_each() -> None:
     fields = {f.name for f in dataclasses.fields(table.Params)}
     assert set(load_yaml(paths.conf_dir() / "experiment" / f"{NAME}.yaml")["params"]) == fields
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_the_lead_is_gone_or_turned() -> None:
+    def told(intact: tuple[float, float], moved: tuple[float, float], lost: tuple[float, float] = (0.01, 0.03)) -> str:
+        at = {"data": "fashion_mnist", "model": "cnn", "against": "mlp", "n_train": "10000"}
+        rows = [
+            {**at, "quantity": "accuracy_difference", "permutation": "none", "ci": intact},
+            {**at, "quantity": "accuracy_difference", "permutation": "pixel", "ci": moved},
+            {**at, "quantity": "double_difference", "permutation": "pixel", "ci": lost},
+        ]
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    said = told((0.01, 0.03), (-0.01, 0.01))
+    assert said.startswith("The CNN's lead over the MLP is gone without locality, and whether it turns is open: ")
+    assert "+0.0200 [+0.0100, +0.0300] on intact images" in said and "locality takes with it +0.0200" in said
+    assert told((0.01, 0.03), (0.005, 0.01)).startswith("The CNN keeps a lead over the MLP without locality: ")
+    assert told((0.01, 0.03), (-0.02, -0.01)).startswith("The CNN's lead over the MLP turns without locality: ")
+    assert told((-0.03, -0.01), (-0.02, -0.01)).startswith("The CNN has no lead over the MLP")
+    assert "not seen to differ from 0" in told((0.01, 0.03), (-0.01, 0.01), (-0.01, 0.03))
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "accuracy"})) == ""

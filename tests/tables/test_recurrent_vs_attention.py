@@ -403,3 +403,28 @@ def test_a_slow_recurrence_is_told_as_the_source_tells_it(root: Path, tmp_path: 
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_what_gets_through_and_who_is_slower() -> None:
+    def told(reached: float, ratio: tuple[float, float]) -> str:
+        rows = [
+            *({"quantity": "decay_log10", "network": name, "estimate": value}
+              for name, value in (("rnn", 30.0), ("attention", 0.001))),
+            *({"quantity": "share_reached", "statistic": "share", "network": name, "distance": "32", "estimate": value}
+              for name, value in (("rnn", reached), ("attention", 1.0))),
+            {"quantity": "time_ratio", "phase": "training", "network": "rnn", "length": "64", "ci": ratio},
+        ]  # fmt: skip
+        (said,) = reading._told(harness.planted(reading.AXES, *rows))
+        return said
+
+    said = told(0.0, (2.0, 3.0))
+    assert said.startswith("At the start 10^-30 and 10^0.00 of a word's gradient gets through; ")
+    assert "a word 32 back is learned in 0 of 5 recurrent trainings and 5 of 5 attention trainings" in said
+    assert said.endswith("at 64 tokens training is, against attention, RNN slower (x 2.5).")
+    said = told(0.8, (0.2, 0.3))
+    assert "in 4 of 5 recurrent trainings" in said and "RNN faster (x 0.25)" in said
+    assert "RNN level (x 1)" in told(1.0, (0.9, 1.1))
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "parameters"})) == ""

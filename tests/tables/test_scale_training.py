@@ -425,3 +425,25 @@ def test_odd_and_tiny_sizes_give_rows(sizes: tuple[int, int, int, int], tmp_path
     with path.open() as file:
         rows = [row for row in csv.DictReader(file) if row["source"] == "measured"]
     assert rows and all(row["status"] != "ok" or math.isfinite(float(row["value"])) for row in rows)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_it_stalls_diverges_and_is_repaired() -> None:
+    def told(reached: tuple[float, float], diverged: float, repair: tuple[float, float]) -> str:
+        at = {"head_dim": "64", "init": "unit", "arm": "unscaled"}
+        rows = [
+            {**at, "quantity": "steps_to_target", "optimizer": "sgd", "arm": "scaled"},
+            {**at, "quantity": "reached", "optimizer": "sgd", "ci": reached},
+            {**at, "quantity": "diverged", "optimizer": "sgd", "estimate": diverged, "ci": (0.0, 1.0), "n": 8},
+            {**at, "quantity": "adam_repair_log2", "ci": repair},
+        ]
+        return harness.first(table.answer(harness.planted(table.AXES, *rows)))
+
+    said = told((0.7, 1.0), 0.0, (-2.0, -1.0))
+    assert said.startswith("Without 1/sqrt(head_dim), at head_dim 64, training is slower but does not stall")
+    assert said.endswith("diverges in none of 8 runs, and Adam makes it worse.")
+    said = told((0.0, 0.3), 0.5, (1.0, 2.0))
+    assert "training stalls" in said and said.endswith("diverges in 4 of 8 runs, and Adam repairs a part of it.")
+    assert told((0.0, 0.3), 0.5, (-1.0, 2.0)).endswith("and Adam does not repair it.")

@@ -468,3 +468,26 @@ def test_seeds_that_solve_a_task_are_counted(root: Path, tmp_path: Path) -> None
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_what_holds_what_is_left_and_who_wins() -> None:
+    def told(property_: float, motif: tuple[float, float]) -> str:
+        rows = [
+            {"quantity": "has_property", "property": "linear", "network": "mlp", "estimate": property_, "theory": 1.0},
+            {"quantity": "accuracy_lead", "network": "convolution", "against": "attention_position", "task": "motif",
+             "ci": motif},
+        ]  # fmt: skip
+        (said,) = table._told(harness.planted(table.AXES, *rows))
+        return said
+
+    said = told(1.0, (0.1, 0.2))
+    assert said.startswith("Symmetries are as defined (1 of 1 tests); convolution beats attention with")
+    said = told(0.0, (-0.2, -0.1))
+    assert said.startswith(
+        "Symmetries are not as defined (0 of 1 tests); convolution loses to attention with positions on"
+    )
+    assert "is not seen to beat attention with positions on motif" in told(1.0, (-0.1, 0.2))
+    assert table.answer(harness.planted(table.AXES, {"quantity": "parameters"})) == ""

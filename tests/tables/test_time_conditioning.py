@@ -281,3 +281,23 @@ def test_an_impossible_error_is_noticed(root: Path, tmp_path: Path, encoding: st
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_on_how_many_tasks_the_embedding_is_better() -> None:
+    def told(*ratios: tuple[float, float]) -> str:
+        at = {"quantity": "log_error_ratio", "encoding": "raw", "scale_of_t": "1"}
+        rows = [{**at, "task": task, "ci": ci} for task, ci in zip(("turn_once", "denoise"), ratios, strict=True)]
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    said = told((0.9, 1.1), (0.1, 0.3))
+    assert said.startswith(
+        "Yes: with t itself the error is larger than with its sines on 2 of 2 tasks (one circle x 10"
+    )
+    assert "5 seeds" in said and "smaller" not in said
+    said = told((0.9, 1.1), (-0.3, -0.1))
+    assert said.startswith("Not always: ") and "on 1 of 2 tasks, smaller on 1 (" in said
+    assert told((-0.3, -0.1), (-0.1, 0.1)).startswith("No: ")
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "parameters"})) == ""

@@ -78,7 +78,7 @@ def test_every_claim_has_a_verdict(root: Path, tmp_path: Path) -> None:
     assert words["s2-pre-ln-stable"] == {"TREND_HOLDS"}
     assert words["s2-seq-orthogonal"] == {"REPRODUCED", "TREND_HOLDS", "DIFFERS"}
     assert words["transformer-block-xiong"] == words["transformer-block-collapse"] == {"REPRODUCED"}
-    assert "12 blocks post 0.00 [0, 0], pre 1.00 [1, 1]" in made.answer
+    assert "12 blocks post 0.00, pre 1.00" in made.answer
     assert made.shown is not None and len(reading.charts(made.shown.frame())) == 4
 
 
@@ -240,3 +240,40 @@ def test_another_size_at_the_start_is_noticed(tmp_path: Path, monkeypatch: pytes
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_which_order_is_more_stable_and_from_where() -> None:
+    def told(pre: dict[str, float], post: dict[str, float], bare: float = 0.0) -> str:
+        at = {"warm_up": "0"}
+        rates = {("pre", d): v for d, v in pre.items()} | {("post", d): v for d, v in post.items()}
+        rates["none", "6"] = bare
+        rows = [
+            {**at, "quantity": "reached_rates", "order": order, "depth": depth, "values": [value] * 10}
+            for (order, depth), value in rates.items()
+        ]
+        gains = {d: pre[d] - post[d] for d in pre}
+        rows += [
+            {**at, "quantity": "reached_gain", "order": "pre - post", "depth": d, "ci": (gain, gain)}
+            for d, gain in gains.items()
+        ]
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    said = told({"2": 1, "6": 1}, {"2": 1, "6": 0})
+    assert said.startswith("Yes, from 6 blocks on: at 6 blocks, without warm-up, 10 of 10 seeds [0.69, 1.00] arrive")
+    assert "0 of 10 seeds [0.00, 0.31] with it after" in said and "attention does not train at 6 blocks" in said
+    said = told({"2": 1, "6": 0}, {"2": 1, "6": 1}, 0.5)
+    assert said.startswith("No, it is the less stable at 6 blocks: ") and "trains at 50% of the rates" in said
+    assert told({"2": 1, "6": 1}, {"2": 1, "6": 1}).startswith("No difference is seen: at 6 blocks")
+    assert told({"2": 1, "6": 0}, {"2": 0, "6": 1}).startswith("Yes at 2 blocks, no at 6: ")
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "accuracy"})) == ""
+
+
+def test_no_interval_of_a_share_leaves_0_and_1() -> None:
+    rows = [{"quantity": "reached_rates", "order": "none", "depth": "2", "warm_up": "50"}]
+    (said,) = reading._trained_in_words(harness.planted(reading.AXES, {**rows[0], "estimate": 0.15, "ci": (-0.1, 0.4)}))
+    assert said.endswith("warm-up: 2 blocks none 0.15.")
+    (said,) = reading._trained_in_words(harness.planted(reading.AXES, {**rows[0], "estimate": 0.15, "ci": (0.1, 0.2)}))
+    assert said.endswith("2 blocks none 0.15 [0.1, 0.2].")

@@ -499,3 +499,30 @@ def test_an_object_has_whole_pixels_and_a_middle(margin: int, scale: float, word
 def test_more_images_than_there_are_is_not_run() -> None:
     with pytest.raises(measure.DataUnavailable, match="has 200 training images, not n_train=316"):
         measure.build(cell_of("params.n_train=316"))
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_whether_shifts_matter_and_what_equivariance_is_worth() -> None:
+    def told(lost: float, lead: float) -> str:
+        at = {"quantity": "accuracy", "data": "fashion_mnist", "n_train": "1000"}
+        right = {
+            ("cnn", "centred", "0"): 0.8,
+            ("cnn", "centred", "4"): 0.8 - lost,
+            ("cnn", "shifted_once", "0"): 0.7 + lead,
+            ("mlp", reading.WITH, "0"): 0.7,
+        }
+        rows = [
+            {**at, "model": model, "training": training, "shift": shift,
+             "values": [value + 0.001 * i * (model == "cnn") * (shift == "0") for i in range(3)]}
+            for (model, training, shift), value in right.items()
+        ]  # fmt: skip
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
+
+    said = told(0.5, 0.1)
+    assert said.startswith("No: trained in the middle the CNN loses 0.501 at a shift of 4 pixels; ")
+    assert "with objects at one random place each it is ahead of the MLP (+0.101 [" in said
+    assert ") trained on moved images" in said
+    said = told(-0.1, -0.1)
+    assert said.startswith("As far as is seen, yes: ") and "it is behind the MLP (-0.099" in said

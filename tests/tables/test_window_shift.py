@@ -191,3 +191,26 @@ def test_an_output_of_half_the_size_is_rolled_by_half_and_by_the_nearest() -> No
 def test_wrong_parameters_are_refused(override: str, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         harness.cell_of(NAME, override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_how_many_shifts_and_layers() -> None:
+    def told(commuting: float, seen: float) -> str:
+        rows = [
+            {"quantity": "commuting_rolls", "network": "swin", "shape": "2x2", "estimate": commuting},
+            {"quantity": "reach", "network": "swin", "windows": "2x2", "place": "corner", "depth": "3",
+             "estimate": seen},
+        ]  # fmt: skip
+        (said,) = reading._told(harness.planted(reading.AXES, *rows))
+        return said
+
+    said = told(1, 16)
+    assert said == (
+        "No: Swin commutes with 1 of the 16 shifts of a map of 2 x 2 windows; of 2 x 2 windows the corner sees every"
+        " place only after 3 layers."
+    )
+    said = told(16, 9)
+    assert said.startswith("Yes: Swin commutes with 16 of the 16") and "sees every place not yet after 3 layers" in said
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "breakage"})) == ""

@@ -456,3 +456,27 @@ def test_a_variance_off_its_theory_is_noticed(root: Path, tmp_path: Path) -> Non
 def test_impossible_parameters_are_refused(override: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         cell_of(override)
+
+
+# --- the first sentence ---
+
+
+def test_the_first_sentence_says_which_of_the_four_come_out() -> None:
+    def told(weight: float, variance: float, error: float = 0.0, spread: float = 0.0) -> str:
+        at = {"example": "cat", "query": "it", "token": "cat"}
+        rows = [
+            *({**at, "quantity": name, "estimate": value}
+              for name, value in (("weight", weight), ("printed_low", 0.54), ("printed_high", 0.56))),
+            {"quantity": "dot_product_variance", "head_dim": "16", "estimate": variance,
+             "ci": (variance - 0.1, variance + 0.1), "theory": 16.0},
+            {"quantity": "head_dim_times_heads_error", "embed_dim": "512", "estimate": error},
+            {"quantity": "parameters_spread", "module": "torch", "embed_dim": "512", "estimate": spread},
+        ]  # fmt: skip
+        return harness.first(table.answer(harness.planted(table.AXES, *rows)))
+
+    said = told(0.81, 16.0)
+    assert said.startswith("In part: the variance (16.00 [15.90, 16.10] for 16 components), the sizes of heads, ")
+    assert said.endswith("but not all of the weights (0 of 1 do).")
+    assert told(0.55, 16.0).startswith("Yes: the weights (1 of 1 do), the variance")
+    assert told(0.81, 17.0, 1.0, 9.0).startswith("No: not all of the weights (0 of 1 do), the variance (17.00")
+    assert table.answer(harness.planted(table.AXES, {"quantity": "residual"})) == ""
