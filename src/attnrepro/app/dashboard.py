@@ -26,7 +26,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,11 @@ class TablePage:
     yaml: str = ""
     runs: tuple[Mapping[str, str], ...] = ()
 
+    @cached_property
+    def card(self) -> str:
+        """Its part of the page: most of the time that rendering takes."""
+        return _card(self)
+
 
 @dataclass(frozen=True)
 class Erratum:
@@ -131,7 +136,7 @@ def render(pages: Sequence[TablePage], heading: str, subtitle: str, errata: Sequ
         ),
         errata=_errata(errata),
         playground=playground.section(),
-        cards="".join(_card(page) for page in pages),
+        cards="".join(page.card for page in pages),
         verdicts=_json(verdicts),
         labels=_json({"quantities": labels()["quantities"], "words": labels()["words"]}),
         chart_config=_json(chart_config()),

@@ -13,6 +13,7 @@ from typing import Any
 
 DONE = "done.json"
 FAILED = "failed.json"
+ROWS = "rows.csv"
 BESIDE = ("config.yaml", "run.json")
 
 
@@ -26,7 +27,7 @@ class Record:
     @property
     def rows_path(self) -> Path:
         """Its rows."""
-        return self.folder / "rows.csv"
+        return self.folder / ROWS
 
     @property
     def code(self) -> str:
@@ -174,7 +175,7 @@ def _read(folder: Path) -> Record | None:
     try:
         done = json.loads((folder / DONE).read_text(encoding="utf-8"))
         sums = done["sha256"]
-        whole = {*BESIDE, "rows.csv"} <= sums.keys() and isinstance(done["code"], str)
+        whole = {*BESIDE, ROWS} <= sums.keys() and isinstance(done["code"], str)
         if whole and all(hashlib.sha256((folder / n).read_bytes()).hexdigest() == sums[n] for n in sums):
             return Record(folder, done)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
