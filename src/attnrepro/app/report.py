@@ -579,7 +579,7 @@ def _printed_numbers(report: TableReport, module: Any) -> list[float]:
 
 
 class Kept:
-    """Reports of an earlier build in this process: a table is reported anew only when a file that it is made of changed.
+    """Reports of the last build in this process: a table is reported anew only when a file that it is made of changed.
 
     Code is not looked at: a process runs what it has imported.
     """
@@ -599,8 +599,8 @@ class Kept:
 def _state(table: str, store: Store | None, raw: Path) -> list[tuple[str, int, int]]:
     """Time and size of every file that a report of the table is made of."""
     files = [*paths.conf_dir().rglob("*.yaml"), *paths.published_dir().iterdir(), *raw.glob(f"*/{table}.*")]
-    for name in _reads(table) if store else ():
-        files += [folder / file for folder in store.runs.glob(f"{name}/*") for file in (DONE, FAILED, ROWS, *BESIDE)]
+    cells = [cell for name in _reads(table) for cell in store.runs.glob(f"{name}/*")] if store else []
+    files += [cell / name for cell in cells for name in (DONE, FAILED, ROWS, *BESIDE)]
     found = []
     for path in sorted(files):
         with contextlib.suppress(OSError):  # not there, or just being replaced

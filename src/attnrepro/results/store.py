@@ -126,6 +126,11 @@ class Store:
             fcntl.lockf(file, fcntl.LOCK_UN)
         return False
 
+    def running(self, table: str) -> list[str]:
+        """Keys of the cells of a table that other processes hold now."""
+        keys = sorted(path.stem for path in self.runs.glob(f"{table}/*.lock"))
+        return [key for key in keys if self.is_locked(table, key)]
+
     def write(self, table: str, key: str, files: Mapping[str, str], *, code: str, log: Path | None = None) -> None:
         """Record a finished cell whole; the caller holds its lock."""
         folder = self.folder(table, key)
