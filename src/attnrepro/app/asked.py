@@ -33,10 +33,11 @@ Tell = Callable[[Iterable[Plan], bool], None]
 def told(store: Store) -> Iterator[Tell]:
     """Until the end of this block, what is told (all plans, and whether the running ones measure time) can be read.
 
-    Without a disk that takes it, nobody is told: it is no reason not to run.
+    Nothing is written before that. Without a disk that takes it, nobody is told: it is no reason not to run.
     """
     name = secrets.token_hex(6)
     path = store.runs / FOLDER / f"{name}.json"
+    held = contextlib.ExitStack()
 
     def tell(plans: Iterable[Plan], timing: bool) -> None:
         cells = {
@@ -46,19 +47,14 @@ def told(store: Store) -> Iterator[Tell]:
             for plan in plans
         }
         with contextlib.suppress(OSError):
+            if not path.with_suffix(".lock").is_file():
+                _sweep(store)
+                held.callback(_remove, path)
+                held.enter_context(store.lock(FOLDER, name))
             write_text(path, to_json({"cells": cells, "timing": timing}))
 
-    with contextlib.ExitStack() as held:
-        try:
-            _sweep(store)
-            held.enter_context(store.lock(FOLDER, name))
-        except OSError:
-            yield lambda plans, timing: None
-            return
-        try:
-            yield tell
-        finally:
-            _remove(path)
+    with held:
+        yield tell
 
 
 def _sweep(store: Store) -> None:

@@ -300,8 +300,9 @@ def reproduce(tables: Sequence[str], overrides: Sequence[str], *, jobs: int | No
 
             def begin(plans: Sequence[Plan]) -> None:
                 checked.update({plan.table: plan for plan in plans})
-                tell(checked.values(), any(plan.config.timing for plan in plans))
                 bar.total = sum(len(plan.to_run) for plan in checked.values())
+                if any(plan.to_run for plan in plans):
+                    tell(checked.values(), any(plan.config.timing for plan in plans))
 
             for number, wave in enumerate(order, 1):
                 bar.later = sum(_seconds([checked[table] for table in later], jobs) for later in order[number:])
