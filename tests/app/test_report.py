@@ -2,7 +2,9 @@
 
 import csv
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -251,3 +253,57 @@ def test_long_titles_are_folded() -> None:
     assert report._folded({"title": {"text": long, "subtitle": "s"}})["title"] == {"text": folded, "subtitle": "s"}
     for short in ({"title": "short"}, {"title": {"text": "short", "subtitle": ["a", "b"]}}, {"mark": "bar"}):
         assert report._folded(short) == short
+
+
+@pytest.mark.slow
+def test_a_build_with_what_is_kept_gives_the_bytes_of_one_from_scratch(
+    checkout: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout.refresh()
+    root = checkout.results
+    made: list[str] = []
+    original = report.report_table
+
+    def told(table: str, *arguments: Any) -> report.TableReport:
+        made.append(table)
+        return original(table, *arguments)
+
+    monkeypatch.setattr(report, "report_table", told)
+    kept = report.Kept()
+
+    def same_as_from_scratch() -> list[str]:
+        """What was reported anew."""
+        made.clear()
+        report.build(root, kept=kept)
+        again = made.copy()
+        fresh = tmp_path / "fresh"
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(root, fresh, ignore=shutil.ignore_patterns("tables", "REPORT.md", "dashboard.html", ".stamp*"))
+        report.build(fresh)
+        for name in ("REPORT.md", "dashboard.html", *(f"tables/{table}.csv" for table in paths.table_names())):
+            assert (root / name).read_bytes() == (fresh / name).read_bytes(), name
+        return again
+
+    tables = paths.table_names()
+    assert same_as_from_scratch() == tables
+    assert same_as_from_scratch() == []
+    before = (root / "dashboard.html").read_bytes()
+    # The reference would stand in for the cell that is away.
+    shutil.rmtree(root / "raw")
+    assert same_as_from_scratch() == tables
+    cell = next((root / "runs" / "toy").glob("*/done.json")).parent
+    cell.rename(tmp_path / "away")
+    assert same_as_from_scratch() == ["toy", "toy_derived"], "and what reads its rows"
+    assert (root / "dashboard.html").read_bytes() != before
+    (tmp_path / "away").rename(cell)
+    assert same_as_from_scratch() == ["toy", "toy_derived"]
+    (root / "runs" / "toy_timing" / "abc").mkdir()
+    (root / "runs" / "toy_timing" / "abc" / "failed.json").write_text("{}")
+    assert same_as_from_scratch() == ["toy_timing"]
+    rows = next((root / "runs" / "toy_training").glob("*/rows.csv"))
+    rows.write_text(rows.read_text() + "damaged\n")
+    assert same_as_from_scratch() == ["toy_training"]
+    yaml = checkout.copy.root / "conf" / "experiment" / "toy.yaml"
+    yaml.write_text(yaml.read_text().replace("title: Toy", "title: Another toy"))
+    assert set(same_as_from_scratch()) == set(tables)
+    assert "Another toy" in (root / "dashboard.html").read_text(encoding="utf-8")

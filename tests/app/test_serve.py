@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from attnrepro.app import serve
+from attnrepro.app import asked, serve
 from attnrepro.app.status import TableStatus
 
-from .toy import Inside
+from .toy import Inside, until
 
 
 @pytest.fixture
@@ -29,6 +32,7 @@ def board(checkout: Inside) -> serve.Board:
 @pytest.fixture
 def port(board: serve.Board) -> Iterator[int]:
     board.look()
+    board.wait()
     serving = serve.server(board, 0)
     thread = threading.Thread(target=serving.serve_forever, daemon=True)
     thread.start()
@@ -76,6 +80,7 @@ def test_a_finished_cell_is_on_the_page_soon(
         path.unlink()
     os.utime(done[-1])
     board.look()
+    board.wait()
     page = browser.new_page()
     page.set_default_timeout(20_000)
     page.goto(f"http://127.0.0.1:{port}/#/toy")
@@ -85,6 +90,7 @@ def test_a_finished_cell_is_on_the_page_soon(
         path.write_text(text)
     board.page.write_text(board.page.read_text(encoding="utf-8").replace("</h1>", " again</h1>", 1), encoding="utf-8")
     board.look()
+    board.wait()
     assert json.loads(ask(port, "/status.json")[2])["stamp"] != before["stamp"]
     expect(page.locator(".live")).to_be_hidden(timeout=20_000)
     assert page.url.endswith("#/toy"), "the view stays"
@@ -95,7 +101,7 @@ def test_a_finished_cell_is_on_the_page_soon(
 def test_a_build_that_fails_leaves_the_old_page(
     board: serve.Board, port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def full(root: Path) -> None:
+    def full(root: Path, kept: object) -> None:
         raise OSError(28, "No space left on device")
 
     before = ask(port, "/")
@@ -103,23 +109,106 @@ def test_a_build_that_fails_leaves_the_old_page(
     monkeypatch.setattr(serve, "REST", 0.0)
     os.utime(next(board.root.glob("runs/toy/*/done.json")))
     board.look()
+    board.wait()
     assert "No space left on device" in capfd.readouterr().err
     assert ask(port, "/") == before
 
 
 def test_words_of_progress() -> None:
-    finished = TableStatus("a", "A", done=3)
-    untouched = TableStatus("b", "B", open=5)
-    begun = TableStatus("c", "C", done=1, running=2, failed=1, open=4, not_run=1, seconds_left=600)
+    finished = TableStatus("a", done=3)
+    untouched = TableStatus("b", open=5)
+    begun = TableStatus("c", done=1, running=2, failed=1, open=4, not_run=1, seconds_left=600)
     assert serve.progress([finished, untouched]) == ""
     assert serve.progress([finished, untouched, begun]) == (
         "1 of 9 cells, 2 running (c), 1 failed, 1 not run, about 10 min of one core left"
     )
 
 
+def test_what_a_runner_was_asked_for_counts_before_it_begins_and_after_it_ended() -> None:
+    finished = TableStatus("a", done=3, asked=True)
+    untouched = TableStatus("b", open=5, asked=True, seconds_left=120)
+    assert serve.progress([finished, untouched, TableStatus("c", open=7)]) == (
+        "3 of 8 cells, about 2 min of one core left"
+    )
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process holds this lock."""
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True);"
+        " sys.stdin.read()"
+    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], **pipes) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield
+
+
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_one_sentence(port: int, checkout: Inside, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_built_while_time_is_measured(board: serve.Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "REST", 0.0)
+    timed = next((board.root / "runs" / "toy_timing").glob("*/done.json")).parent
+    other = next((board.root / "runs" / "toy").glob("*/done.json")).parent
+    built: list[Path] = []
+    monkeypatch.setattr(serve, "build_at", lambda root, kept: built.append(root))
+    with locked(timed.with_suffix(".lock")):
+        board.look()
+        board.wait()
+        assert not built
+    runners = board.root / "runs" / asked.FOLDER
+    runners.mkdir(exist_ok=True)
+    (runners / "a.json").write_text(json.dumps({"cells": {}, "timing": True}))
+    with locked(runners / "a.lock"):
+        board.look()
+        board.wait()
+        assert not built, "between two cells of such a table, too"
+    with locked(other.with_suffix(".lock")):
+        board.look()
+        board.wait()
+    assert built == [board.root]
+
+
+@pytest.mark.slow
+def test_progress_goes_on_while_the_page_is_built(board: serve.Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "REST", 0.0)
+    builds: list[Path] = []
+    go_on = threading.Event()
+
+    def slow(root: Path, kept: object) -> None:
+        builds.append(root)
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(serve, "build_at", slow)
+    board.look()
+    assert board.building and board.text == ""
+    until(lambda: builds, "the build")
+    board.page.unlink(missing_ok=True)
+    kind, page = board.answer("/") or ("", b"")
+    assert kind.startswith("text/html") and b"is being built" in page and b"refresh" in page
+    done = next((board.root / "runs" / "toy").glob("*/done.json"))
+    words = done.read_text()
+    done.unlink()
+    board.look()
+    assert board.text.startswith("5 of 6 cells")
+    done.write_text(words)
+    board.look()
+    assert board.text == "" and builds == [board.root], "one at a time"
+    go_on.set()
+    board.wait()
+    os.utime(done, ns=(2**62, 2**62))
+    board.look()
+    board.wait()
+    assert len(builds) == 2
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_one_sentence(
+    port: int, checkout: Inside, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     capfd.readouterr()
+    monkeypatch.setattr(os, "nice", lambda _: 0)
     assert serve.main(["--port", str(port)]) == 2
     err = capfd.readouterr().err
     assert err.startswith(f"dashboard: PORT={port}: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,33 @@ def test_off_a_terminal_it_is_plain_text(checkout: Inside) -> None:
     (row,) = [line for line in text.splitlines() if line.startswith("toy ")]
     assert row.split()[:6] == ["toy", "cpu", str(CELLS), str(CELLS), "2", "min"]
     assert row.rstrip().endswith("2 hold")
+
+
+def test_a_table_that_only_the_reference_has_says_so_instead_of_an_age(checkout: Inside) -> None:
+    from attnrepro.app.status import render
+
+    assert "Age ref" not in render([of(checkout)], now=of(checkout).newest)
+    shutil.rmtree(checkout.results / "runs")
+    found = of(checkout)
+    assert (found.newest, found.reference) == (0, True)
+    row, *_, said = render([found], now=0.0).splitlines()[1:]
+    assert row.split() == ["toy", "cpu", str(CELLS), "0", *row.split()[4:6], "ref", "2", "hold"]
+    assert said == "Age ref: nothing here, only the reference, which records no date."
+    assert not of(checkout, scale="full").reference, "the reference has no row of that scale"
+
+
+def test_cells_that_a_runner_was_asked_for(checkout: Inside) -> None:
+    from attnrepro.app.status import cells_asked
+    from attnrepro.results.store import Store
+
+    one, two, *_ = cell_folders(checkout)
+    (two / "done.json").unlink()
+    (two / "failed.json").write_text(json.dumps({"error": "ValueError: no"}))
+    cells = {one.name: (5.0, ""), two.name: (7.0, ""), "nothing": (9.0, "")}
+    found = cells_asked("toy", cells, Store(checkout.results))
+    assert (found.done, found.failed, found.open, found.seconds_left, found.asked) == (1, 1, 1, 16.0, True)
+    again = cells_asked("toy", {one.name: (5.0, "othercode")}, Store(checkout.results))
+    assert (again.done, again.open) == (0, 1), "stale, and to be run again"
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -26,7 +26,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,11 @@ class TablePage:
     hover: tuple[Mapping[str, str], ...] = ()
     headline: Headline | None = None
 
+    @cached_property
+    def card(self) -> str:
+        """Its part of the page: most of the time that rendering takes."""
+        return _card(self)
+
 
 @dataclass(frozen=True)
 class Erratum:
@@ -139,7 +144,7 @@ def render(pages: Sequence[TablePage], heading: str, subtitle: str, errata: Sequ
         ),
         errata=_errata(errata),
         playground=playground.section(),
-        cards="".join(_card(page) for page in pages),
+        cards="".join(page.card for page in pages),
         verdicts=_json(verdicts),
         labels=_json({"quantities": labels()["quantities"], "words": labels()["words"]}),
         chart_config=_json(chart_config()),

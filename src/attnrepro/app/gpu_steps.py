@@ -198,12 +198,14 @@ def _cells(run: Run, scale: str, sides: Sequence[tuple[Path, str]], wrong: list[
 
 def _measure(tasks: "Sequence[Task]", workers: int, seconds: float) -> bool:
     """Run tasks for at most so many seconds; whether they all had their turn."""
+    from attnrepro.app.bar import Bar
     from attnrepro.app.reproduce import Runner
 
+    total = sum(len(task.plan.cells) for task in tasks)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with _alarm(seconds):
-            Runner(workers, sum(len(task.plan.cells) for task in tasks), 0.0).run(tasks)
+        with _alarm(seconds), Bar(total) as bar:
+            Runner(workers, total, 0.0, bar).run(tasks)
     except TimeUp:
         return False
     return True

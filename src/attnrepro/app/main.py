@@ -176,7 +176,7 @@ def lacks_data(plan: "Plan", planned: "Sequence[Planned]") -> bool:
 
 
 class Progress:
-    """A line for each cell, and on a terminal its share done."""
+    """A line for each cell, and on a terminal a bar of its share done."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -188,13 +188,18 @@ class Progress:
     def start(self, label: str) -> None:
         """A cell begins."""
         self.number += 1
-        self._write(f"  [{self.number}/{self.total}] {label}", "" if self.tty else "\n")
         self.label = label
+        if self.tty:
+            self.share(0.0)
+        else:
+            self._write(f"  [{self.number}/{self.total}] {label}", "\n")
 
     def share(self, done: float) -> None:
         """The running cell is so far."""
         if self.tty:
-            self._write(f"\r  [{self.number}/{self.total}] {self.label}  {done:4.0%}", "")
+            bar = f"  [{self.number}/{self.total}] {'#' * int(20 * done):.<20} {done:4.0%}  {self.label}"
+            # A line that is wrapped cannot be written over.
+            self._write(f"\r\x1b[K{bar[: shutil.get_terminal_size().columns - 1]}", "")
 
     def end(self, outcome: str) -> None:
         """The running cell is over."""

@@ -10,6 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from attnrepro.results import verdicts
 from attnrepro.results.claims import load_claims
 from attnrepro.results.published import PublishedLine, load_published
 from attnrepro.results.rows import TABLE_COLUMNS, text
-from attnrepro.results.store import Store, write_text
+from attnrepro.results.store import BESIDE, DONE, FAILED, ROWS, Store, write_text
 from attnrepro.results.tolerance import tolerance
 from attnrepro.results.verdicts import Case, Estimate, MonteCarloCheck
 
@@ -50,7 +51,7 @@ class TableReport:
     shown: Group | None = None
     answer: str = ""
 
-    @property
+    @cached_property
     def csv(self) -> str:
         """``results/tables/<table>.csv``."""
         out = io.StringIO()
@@ -60,6 +61,11 @@ class TableReport:
         for line in self.lines:
             writer.writerow([_cell(line.get(column)) for column in columns])
         return out.getvalue()
+
+    @cached_property
+    def page(self) -> "TablePage":
+        """What the dashboard shows of it."""
+        return _page(self)
 
     @property
     def problems(self) -> list[str]:
@@ -414,41 +420,39 @@ def for_documents(reports: Sequence[TableReport], published: Path) -> dict[str, 
 
 def pages(reports: Sequence[TableReport]) -> "list[TablePage]":
     """What the dashboard shows of each table."""
+    return [report.page for report in reports]
+
+
+def _page(report: TableReport) -> "TablePage":
     import pandas as pd
 
     from attnrepro.app.dashboard import HOVER, TablePage
 
-    result = []
-    for report in reports:
-        module = reading_module(report.name)
-        frame = pd.read_csv(io.StringIO(report.csv), dtype=str, keep_default_na=False)
-        charts: tuple[Any, ...] = ()
-        if report.shown is not None and report.shown.lines and hasattr(module, "charts"):
-            data = report.shown.frame()
-            data["published"] = _printed_numbers(report, module)
-            try:
-                charts = tuple(module.charts(data))
-            except Exception as error:
-                report.broken.append(f"{report.name}: its charts: {type(error).__name__}: {error}")
-        result.append(
-            TablePage(
-                table=report.name,
-                title=report.about["title"],
-                document=f"document {report.about['document']}",
-                question=report.about["question"],
-                answer=report.answer,
-                command=_command(report),
-                how_to_read=report.about["how_to_read"].strip(),
-                frame=frame,
-                axes=report.axes,
-                headline=headline(report),
-                hover=tuple({name: str(line.get(name) or "") for name in HOVER} for line in report.lines),
-                charts=tuple(_folded(chart) for chart in (*charts, *_seed_charts(report))),
-                yaml=(paths.conf_dir() / "experiment" / f"{report.name}.yaml").read_text(encoding="utf-8"),
-                runs=tuple(_run(group.cells) for group in report.groups if not group.variant and group.cells),
-            )
-        )
-    return result
+    module = reading_module(report.name)
+    charts: tuple[Any, ...] = ()
+    if report.shown is not None and report.shown.lines and hasattr(module, "charts"):
+        data = report.shown.frame()
+        data["published"] = _printed_numbers(report, module)
+        try:
+            charts = tuple(module.charts(data))
+        except Exception as error:
+            report.broken.append(f"{report.name}: its charts: {type(error).__name__}: {error}")
+    return TablePage(
+        table=report.name,
+        title=report.about["title"],
+        document=f"document {report.about['document']}",
+        question=report.about["question"],
+        answer=report.answer,
+        command=_command(report),
+        how_to_read=report.about["how_to_read"].strip(),
+        frame=pd.read_csv(io.StringIO(report.csv), dtype=str, keep_default_na=False),
+        axes=report.axes,
+        headline=headline(report),
+        hover=tuple({name: str(line.get(name) or "") for name in HOVER} for line in report.lines),
+        charts=tuple(_folded(chart) for chart in (*charts, *_seed_charts(report))),
+        yaml=(paths.conf_dir() / "experiment" / f"{report.name}.yaml").read_text(encoding="utf-8"),
+        runs=tuple(_run(group.cells) for group in report.groups if not group.variant and group.cells),
+    )
 
 
 def _command(report: TableReport) -> str:
@@ -630,6 +634,43 @@ def _printed_numbers(report: TableReport, module: Any) -> list[float]:
     return [found.get(_at(line, module), math.nan) for line in report.shown.lines]
 
 
+class Kept:
+    """Reports of the last build in this process: a table is reported anew only when a file that it is made of changed.
+
+    Code is not looked at: a process runs what it has imported.
+    """
+
+    def __init__(self) -> None:
+        self._reports: dict[str, tuple[object, TableReport]] = {}
+
+    def report(self, table: str, store: Store | None, raw: Path, scales: Sequence[str]) -> TableReport:
+        """The table as ``report_table`` has it. Raises what that raises."""
+        # Looked at first: what changes while the rows are read is seen the next time.
+        state = (store and store.root, raw, tuple(scales), _state(table, store, raw))
+        if table not in self._reports or self._reports[table][0] != state:
+            self._reports[table] = (state, report_table(table, store, raw, scales))
+        return self._reports[table][1]
+
+
+def _state(table: str, store: Store | None, raw: Path) -> list[tuple[str, int, int]]:
+    """Time and size of every file that a report of the table is made of."""
+    files = [*paths.conf_dir().rglob("*.yaml"), *paths.published_dir().iterdir(), *raw.glob(f"*/{table}.*")]
+    cells = [cell for name in _reads(table) for cell in store.runs.glob(f"{name}/*")] if store else []
+    files += [cell / name for cell in cells for name in (DONE, FAILED, ROWS, *BESIDE)]
+    found = []
+    for path in sorted(files):
+        with contextlib.suppress(OSError):  # not there, or just being replaced
+            status = path.stat()
+            found.append((str(path), status.st_mtime_ns, status.st_size))
+    return found
+
+
+def _reads(table: str) -> list[str]:
+    """The table and those whose rows it reads, directly or not."""
+    needs = [name for need in about(table).get("needs") or () for name in _reads(need)]
+    return list(dict.fromkeys([table, *needs]))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a build of the reports found."""
@@ -651,14 +692,19 @@ def build(
     raw: Path | None = None,
     readme: Path | None = None,
     dashboard: bool = True,
+    kept: Kept | None = None,
 ) -> Outcome:
-    """Write tables, report, README block and dashboard under ``root``; files that are right stay untouched."""
+    """Write tables, report, README block and dashboard under ``root``; files that are right stay untouched.
+
+    With what is ``kept`` of the last build, which this one leaves there for the next, the same files come sooner.
+    """
     store = Store(root) if own else None
     raw = raw or root / "raw"
     reports, broken = [], []
+    kept = kept or Kept()
     for table in paths.table_names():
         try:
-            reports.append(report_table(table, store, raw, scales))
+            reports.append(kept.report(table, store, raw, scales))
         except Exception as error:  # a damaged file or a table's own code must not hide the others
             broken.append(f"{table}: {type(error).__name__}: {error}")
     for report in reports:
@@ -699,12 +745,13 @@ def build_dashboard(reports: Sequence[TableReport], root: Path) -> None:
     write_text(mark, json.dumps(stamp) + "\n")
 
 
-def build_at(root: Path) -> Outcome:
+def build_at(root: Path, kept: Kept | None = None) -> Outcome:
     """Build under ``root`` from its rows beside the committed reference; README changes only with its own results."""
     repository = paths.repository()
     raw = repository / "results" / "raw" if repository else root / "raw"
     inside = repository is not None and root == repository / "results"
-    return build(root, raw=raw, readme=repository / "README.md" if repository and inside else None)
+    readme = repository / "README.md" if repository and inside else None
+    return build(root, raw=raw, readme=readme, kept=kept)
 
 
 def main() -> int:

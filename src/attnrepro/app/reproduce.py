@@ -12,13 +12,15 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from attnrepro import paths
+from attnrepro.app.asked import told
+from attnrepro.app.bar import Bar
 from attnrepro.app.main import BAD, FAILED, INTERRUPTED, OK, Progress, execute, failures, summary
 from attnrepro.app.precheck import Plan, Planned, make_plan, plan_text
 from attnrepro.app.predict import predict
@@ -181,13 +183,14 @@ def split(plan: Plan, *, together: bool) -> list[Task]:
 class Runner:
     """Runs tasks on worker processes and shows how far they are."""
 
-    def __init__(self, jobs: int, total: int, seconds: float) -> None:
+    def __init__(self, jobs: int, total: int, seconds: float, bar: Bar) -> None:
         self.jobs = jobs
         self.total = total
+        self.bar = bar
         self.finished = 0
+        self.failed = 0
         self.left = seconds
         self.workers: list[Worker] = []
-        self.tty = sys.stderr.isatty()
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOAD)
         self.said = time.monotonic()
@@ -234,8 +237,9 @@ class Runner:
                 worker.share = value
             elif kind == "end":
                 self.finished += 1
+                self.failed += not value.startswith(("ran", "reused"))
                 self.reused[worker.task.plan.table] += value.startswith("reused")
-                self._line(f"  [{self.finished}/{self.total}] {worker.label}: {value}")
+                say(f"  [{self.finished}/{self.total}] {worker.label}: {value}")
                 worker.label, worker.share = "", 0.0
         self._status()
 
@@ -245,26 +249,23 @@ class Runner:
         self.workers.remove(worker)
         self.left -= worker.task.seconds
         if worker.process.exitcode not in (OK, FAILED):
-            self._line(f"  a worker of {worker.task.plan.table} ended with code {worker.process.exitcode}")
-
-    def _line(self, text: str) -> None:
-        say(f"\r\x1b[K{text}" if self.tty else text)
+            say(f"  a worker of {worker.task.plan.table} ended with code {worker.process.exitcode}")
 
     def _status(self) -> None:
-        """One line that is written over on a terminal; off one, a plain line every half minute."""
+        """The bar on a terminal; off one, a plain line every half minute."""
         now = time.monotonic()
-        if now - self.said < (0.5 if self.tty else 30):
+        if now - self.said < (0.5 if self.bar.on else 30):
             return
         self.said = now
-        running = [f"{w.label.split(' ', 2)[-1]} {w.share:.0%}" for w in self.workers if w.label]
         spent = sum(min(now - w.since, w.task.seconds) for w in self.workers)
         left = max(0.0, self.left - spent) / max(1, self.jobs)
-        text = f"  [{self.finished}/{self.total}] running {'; '.join(running)}; about {left:.0f} s left"
-        if self.tty:
-            width = shutil.get_terminal_size().columns
-            print(f"\r\x1b[K{text[: width - 1]}", end="", file=sys.stderr, flush=True)
+        if self.bar.on:
+            tables = dict.fromkeys(w.task.plan.table for w in self.workers if w.label)
+            parts = sum(w.share for w in self.workers if w.label)
+            self.bar.show(tables, done=self.finished, failed=self.failed, parts=parts, left=left)
         else:
-            say(text)
+            running = [f"{w.label.split(' ', 2)[-1]} {w.share:.0%}" for w in self.workers if w.label]
+            say(f"  [{self.finished}/{self.total}] running {'; '.join(running)}; about {left:.0f} s left")
 
     def stop(self) -> None:
         """End every worker: ask, wait, then force."""
@@ -284,42 +285,75 @@ def reproduce(tables: Sequence[str], overrides: Sequence[str], *, jobs: int | No
     started = time.monotonic()
     # Every table is checked before the first one starts; a table that needs rows can only be checked in part.
     checked = {table: make_plan([f"experiment={table}", *overrides], check_inputs=False) for table in ordered}
+    order = waves(ordered)
+    if dry_run:
+        for plan in (checked[table] for wave in order for table in wave):
+            with contextlib.suppress(BadInput):  # what it needs is not there yet
+                plan = _with_inputs(plan, overrides)
+            print(plan_text(plan, [predict(planned) for planned in plan.cells]))
+        return OK
     closing: list[str] = []
     code = OK
+    root = checked[ordered[0]].store.root
     try:
-        for wave in waves(ordered):
-            code = max(code, _wave([checked[table] for table in wave], overrides, jobs, closing, dry_run=dry_run))
+        with told(checked[ordered[0]].store) as tell, Bar() as bar:
+
+            def begin(plans: Sequence[Plan]) -> None:
+                checked.update({plan.table: plan for plan in plans})
+                bar.total = sum(len(plan.to_run) for plan in checked.values())
+                if any(plan.to_run for plan in plans):
+                    tell(checked.values(), any(plan.config.timing for plan in plans))
+
+            for number, wave in enumerate(order, 1):
+                bar.later = sum(_seconds([checked[table] for table in later], jobs) for later in order[number:])
+                code = max(code, _wave([checked[table] for table in wave], overrides, jobs, closing, bar, begin))
     except KeyboardInterrupt:
         say("\ninterrupted; finished cells are kept and the next run goes on from them")
         code = INTERRUPTED
-    if dry_run:
-        return code
     if code != INTERRUPTED:
-        code = max(code, _reports(checked[ordered[0]].store.root))
+        code = max(code, _reports(root))
     for line in closing:
         say(line)
     say(f"{'done' if code == OK else 'ended with exit code ' + str(code)} in {time.monotonic() - started:.1f} s")
     return code
 
 
+def _with_inputs(plan: Plan, overrides: Sequence[str]) -> Plan:
+    """The plan with its final keys: those of a table that reads rows are known only when these are there.
+
+    Raises ``BadInput`` when they are not.
+    """
+    return make_plan([f"experiment={plan.table}", *overrides]) if plan.config.needs else plan
+
+
+def _workers(plans: Sequence[Plan], jobs: int | None) -> int:
+    alone = any(plan.config.timing or plan.accelerator == "cuda" for plan in plans)
+    return jobs or (1 if alone else _cores())
+
+
+def _seconds(plans: Sequence[Plan], jobs: int | None) -> float:
+    """How long a wave may take."""
+    return sum(predict(p) or SHORT for plan in plans for p in plan.to_run) / _workers(plans, jobs)
+
+
 def _wave(
-    checked: Sequence[Plan], overrides: Sequence[str], jobs: int | None, closing: list[str], *, dry_run: bool
+    checked: Sequence[Plan],
+    overrides: Sequence[str],
+    jobs: int | None,
+    closing: list[str],
+    bar: Bar,
+    begin: Callable[[Sequence[Plan]], None],
 ) -> int:
     plans: list[Plan] = []
     failed = False
     for plan in checked:
         try:
-            # The key of a table that reads rows is known only now that they are there.
-            arguments = [f"experiment={plan.table}", *overrides]
-            plans.append(make_plan(arguments) if plan.config.needs else plan)
+            plans.append(_with_inputs(plan, overrides))
         except BadInput as error:  # what it needs did not come about
-            plans += [plan] * dry_run
-            closing += [f"{plan.table}: not run, {error}"] * (not dry_run)
-            failed = not dry_run
-    if dry_run:
-        for plan in plans:
-            print(plan_text(plan, [predict(planned) for planned in plan.cells]))
-        return OK
+            closing.append(f"{plan.table}: not run, {error}")
+            bar.over(len(plan.to_run), failed=len(plan.to_run))
+            failed = True
+    begin(plans)
     to_run = {plan.table: plan.to_run for plan in plans}
     held = _without_data(plans)
     open_ = [replace_cells(plan, [p for p in plan.to_run if p.cell.key not in held]) for plan in plans]
@@ -329,7 +363,7 @@ def _wave(
         if total:
             timing = any(plan.config.timing for plan in plans)
             tasks = [task for plan in open_ for task in split(plan, together=timing)]
-            workers = jobs or (1 if timing or any(plan.accelerator == "cuda" for plan in plans) else _cores())
+            workers = _workers(plans, jobs)
             seconds = sum(task.seconds for task in tasks)
             names = ", ".join(plan.table for plan in open_ if plan.cells)
             say(
@@ -337,14 +371,15 @@ def _wave(
                 f" about {max(seconds / workers, max(t.seconds for t in tasks)):.0f} s"
             )
             _say_tracking(plans)
-            runner = Runner(workers, total, seconds)
+            runner = Runner(workers, total, seconds, bar)
             runner.run(tasks)
     finally:
         for plan in plans:
             elsewhere = runner.reused[plan.table] if runner else 0
             closing += [summary(plan, to_run[plan.table], elsewhere), *failures(plan, to_run[plan.table])]
-    done = all(plan.is_done(p) for plan in plans for p in to_run[plan.table])
-    return OK if done and not failed else FAILED
+    done = [plan.is_done(p) for plan in plans for p in to_run[plan.table]]
+    bar.over(len(done), failed=done.count(False))
+    return OK if all(done) and not failed else FAILED
 
 
 def _without_data(plans: Iterable[Plan]) -> set[str]:

@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import html
 import json
+import os
 import sys
 import threading
 import time
@@ -11,30 +13,41 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from attnrepro import paths
-from attnrepro.app.report import build_at
-from attnrepro.app.status import TableStatus, age, plans, status
-from attnrepro.results.store import DONE, FAILED
+from attnrepro.app.asked import asked
+from attnrepro.app.report import Kept, about, build_at
+from attnrepro.app.status import TableStatus, age, cells_asked, cells_of, plans
+from attnrepro.results.store import DONE, FAILED, Store
 
 HOST, PORT = "127.0.0.1", 8000
-# Seconds between two looks at the runs, and the least between two builds of the page: one takes some seconds.
+# Seconds between two looks at the runs, and the least between two builds of the page: the first takes half a minute,
+# the others a second.
 LOOK, REST = 2.0, 10.0
+# How far cells go before the server where both want a core.
+NICE = 10
 
 
 def progress(found: Sequence[TableStatus]) -> str:
-    """``12 of 40 cells, 2 running (a, b), 1 failed, about 5 min of one core left``; empty when nothing is open."""
-    begun = [one for one in found if one.done < one.cells and (one.done or one.running or one.failed or one.not_run)]
-    if not begun:
+    """``12 of 40 cells, 2 running (a, b), 1 failed, about 5 min of one core left``; empty when nothing is open.
+
+    Counted are tables that a runner was asked for, and tables that have begun and are not finished.
+    """
+
+    def begun(one: TableStatus) -> bool:
+        return one.done < one.cells and bool(one.done or one.running or one.failed or one.not_run)
+
+    found = [one for one in found if one.asked or begun(one)]
+    if not found:
         return ""
-    done, cells = sum(one.done for one in begun), sum(one.cells for one in begun)
-    running = sum(one.running for one in begun)
-    failed = sum(one.failed for one in begun)
-    not_run = sum(one.not_run for one in begun)
+    done, cells = sum(one.done for one in found), sum(one.cells for one in found)
+    running = sum(one.running for one in found)
+    failed = sum(one.failed for one in found)
+    not_run = sum(one.not_run for one in found)
     words = [f"{done} of {cells} cells"]
     if running:
-        names = ", ".join(one.table for one in begun if one.running)
+        names = ", ".join(one.table for one in found if one.running)
         words.append(f"{running} running ({names})")
     words += [f"{failed} failed"] * bool(failed) + [f"{not_run} not run"] * bool(not_run)
-    if left := sum(one.seconds_left for one in begun):
+    if left := sum(one.seconds_left for one in found):
         words.append(f"about {age(left)} of one core left")
     return ", ".join(words)
 
@@ -44,16 +57,26 @@ def opened(page: str) -> str:
     return page.replace("default-src 'none';", "default-src 'none'; connect-src 'self';", 1)
 
 
+def waiting(building: bool, text: str) -> str:
+    """What stands there until there is a page: it asks again by itself."""
+    why = "is being built" if building else "will be built when no table of times is being measured"
+    words = f"The page {why}. {text}"
+    return f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><p>{html.escape(words)}</p>'
+
+
 class Board:
     """What is served: the page as last built, and how far the cells are."""
 
     def __init__(self, root: Path, scale: str) -> None:
         self.root = root
+        self.store = Store(root)
         self.plans = plans(paths.table_names(), scale, root)
-        self.lock = threading.Lock()
+        self.timing = [table for table in self.plans if about(table).get("timing")]
         self.text = ""
+        self._kept = Kept()
         self._seen: float | None = None
         self._built = 0.0
+        self._build: threading.Thread | None = None
 
     @property
     def page(self) -> Path:
@@ -61,16 +84,40 @@ class Board:
         return self.root / "dashboard.html"
 
     def look(self) -> None:
-        """Bring page and progress up to date; a build that fails is told and the old page stays."""
-        newest = self._newest()
-        if newest != self._seen and time.monotonic() - self._built >= REST:
-            with self.lock:
-                try:
-                    build_at(self.root)
-                except OSError as error:
-                    print(f"dashboard: could not be built: {error}", file=sys.stderr)
-            self._seen, self._built = newest, time.monotonic()
-        self.text = progress(status(self.plans, self.root))
+        """Bring progress up to date, and begin to build the page where it is not.
+
+        One build at a time, and none while time is measured, which it would disturb.
+        """
+        now = asked(self.store)
+        self.text = progress(
+            [cells_asked(table, cells, self.store) for table, cells in now.cells.items()]
+            + [cells_of(table, plan) for table, plan in self.plans.items() if table not in now.cells]
+        )
+        if self.building or time.monotonic() - self._built < REST or now.timing or self._newest() == self._seen:
+            return
+        if not any(map(self.store.running, self.timing)):
+            self._build = threading.Thread(target=self._make, daemon=True)
+            self._build.start()
+
+    @property
+    def building(self) -> bool:
+        """Whether the page is being built."""
+        return self._build is not None and self._build.is_alive()
+
+    def wait(self) -> None:
+        """Wait for the end of a build."""
+        if self._build is not None:
+            self._build.join()
+
+    def _make(self) -> None:
+        """Build the page; a build that fails is told and the old page stays."""
+        self._seen = self._newest()
+        try:
+            build_at(self.root, self._kept)
+        except OSError as error:
+            print(f"dashboard: could not be built: {error}", file=sys.stderr)
+        finally:
+            self._built = time.monotonic()
 
     def _newest(self) -> float:
         """When a cell was last finished or given up."""
@@ -94,8 +141,10 @@ class Board:
         path = path.partition("?")[0]
         if path == "/status.json":
             return "application/json", json.dumps(self.state()).encode()
-        if path in ("/", "/dashboard.html") and self.page.is_file():
-            return "text/html; charset=utf-8", opened(self.page.read_text(encoding="utf-8")).encode()
+        if path in ("/", "/dashboard.html"):
+            there = self.page.is_file()
+            page = opened(self.page.read_text(encoding="utf-8")) if there else waiting(self.building, self.text)
+            return "text/html; charset=utf-8", page.encode()
         return None
 
 
@@ -134,20 +183,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--scale", default="auto", choices=("auto", "smoke", "cpu", "full"))
     options = parser.parse_args(argv)
+    os.nice(NICE)
     board = Board(paths.results_dir(), options.scale)
     try:
         serving = server(board, options.port)
     except (OSError, OverflowError) as error:
         print(f"dashboard: PORT={options.port}: {error}; choose another one", file=sys.stderr)
         return 2
-    print("dashboard: building the page", file=sys.stderr)
-    board.look()
     threading.Thread(target=serving.serve_forever, daemon=True).start()
     print(f"dashboard: open http://{HOST}:{serving.server_address[1]}/ (Ctrl-C ends it)", file=sys.stderr)
     try:
         while True:
-            time.sleep(LOOK)
             board.look()
+            time.sleep(LOOK)
     except KeyboardInterrupt:
         return 0
     finally:

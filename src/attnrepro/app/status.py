@@ -3,6 +3,8 @@
 import argparse
 import contextlib
 import csv
+import functools
+import json
 import sys
 import time
 from collections import Counter
@@ -13,18 +15,16 @@ from pathlib import Path
 from attnrepro import paths
 from attnrepro.app.precheck import Plan, make_plan
 from attnrepro.app.predict import predict
-from attnrepro.app.report import about
 from attnrepro.config import BadInput
-from attnrepro.results.store import DONE, FAILED
+from attnrepro.results.store import DONE, FAILED, Record, Store
 from attnrepro.results.verdicts import Verdict
 
 
 @dataclass
 class TableStatus:
-    """Cells of a table's own grid at one scale, and what its committed or own rows say."""
+    """Cells of a table's own grid at one scale, or those that runners were asked for, and what its rows say."""
 
     table: str
-    title: str
     scale: str = ""
     done: int = 0
     stale: int = 0
@@ -34,6 +34,8 @@ class TableStatus:
     open: int = 0
     seconds_left: float = 0.0
     newest: float = 0.0
+    reference: bool = False
+    asked: bool = False
     problem: str = ""
     verdicts: Counter[str] = field(default_factory=Counter)
 
@@ -60,42 +62,90 @@ def plans(tables: Sequence[str], scale: str, root: Path) -> dict[str, Plan | str
 
 def status(planned: Mapping[str, Plan | str], root: Path) -> list[TableStatus]:
     """What the disk says of each table now; nothing is run and nothing written."""
-    return [_table(table, plan, root) for table, plan in planned.items()]
+    return [
+        replace(cells_of(table, plan), verdicts=_verdicts(root, table), reference=_has_reference(table, plan))
+        for table, plan in planned.items()
+    ]
 
 
-def _table(table: str, plan: Plan | str, root: Path) -> TableStatus:
-    found = TableStatus(table, str(about(table)["title"]), verdicts=_verdicts(root, table))
+def cells_of(table: str, plan: Plan | str) -> TableStatus:
+    """Where the cells of a table's own grid are now."""
+    found = TableStatus(table)
     if isinstance(plan, str):
         found.problem = plan
         return found
     found.scale = plan.config.scale
     for planned in plan.cells:
         # The plan may be older than the cell.
-        record = plan.store.find(table, planned.cell.key)
+        record = _find(plan.store, table, planned.cell.key)
         now = replace(planned, record=record)
         found.stale += now.stale
         if record:
             found.done += 1
-            found.newest = max(found.newest, (record.folder / DONE).stat().st_mtime)
+            found.newest = max(found.newest, _changed(record.folder / DONE))
         else:
-            _count(found, plan, planned.cell.key)
+            _count(found, plan.store, planned.cell.key)
             found.seconds_left += predict(now) or 0.0
     return found
 
 
-def _count(found: TableStatus, plan: Plan, key: str) -> None:
+def cells_asked(table: str, cells: Mapping[str, tuple[float, str]], store: Store) -> TableStatus:
+    """Where the cells are that runners were asked for: predicted seconds and code version by key."""
+    found = TableStatus(table, asked=True)
+    for key, (seconds, code) in cells.items():
+        record = _find(store, table, key)
+        if record and code in ("", record.code):
+            found.done += 1
+        else:
+            _count(found, store, key)
+            found.seconds_left += seconds
+    return found
+
+
+def _find(store: Store, table: str, key: str) -> Record | None:
+    """The finished cell; one that has not changed since it was last asked for is not read again."""
+    try:
+        now = (store.folder(table, key) / DONE).stat()
+    except OSError:
+        return store.find(table, key)
+    return _found(store, table, key, now.st_mtime_ns, now.st_ino)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _found(store: Store, table: str, key: str, changed: int, inode: int) -> Record | None:
+    return store.find(table, key)
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # just being replaced
+        return time.time()
+
+
+def _count(found: TableStatus, store: Store, key: str) -> None:
     """What became of a cell that has no result."""
-    store, table = plan.store, plan.table
+    table = found.table
     if store.is_locked(table, key):
         found.running += 1
     elif failure := store.failure(table, key):
-        found.newest = max(found.newest, (store.folder(table, key) / FAILED).stat().st_mtime)
+        found.newest = max(found.newest, _changed(store.folder(table, key) / FAILED))
         if "not_run" in failure:
             found.not_run += 1
         else:
             found.failed += 1
     else:
         found.open += 1
+
+
+def _has_reference(table: str, plan: Plan | str) -> bool:
+    """Whether the committed reference has cells of the table at the plan's scale."""
+    repository = paths.repository()
+    if isinstance(plan, str) or repository is None:
+        return False
+    files = sorted((repository / "results" / "raw").glob(f"*/{table}.json"))
+    runs = [run for path in files for run in json.loads(path.read_text(encoding="utf-8")).values()]
+    return any(run["config"]["scale"] == plan.config.scale for run in runs)
 
 
 def _verdicts(root: Path, table: str) -> Counter[str]:
@@ -153,7 +203,7 @@ def render(found: Sequence[TableStatus], now: float) -> str:
             f"[red]{bad}[/]" if bad else "",
             f"[yellow]{one.stale}[/]" if one.stale else "",
             age(one.seconds_left) if one.seconds_left else "",
-            age(now - one.newest) if one.newest else "",
+            "ref" if _only_reference(one) else age(now - one.newest) if one.newest else "",
             one.problem or _words(one.verdicts),
         )
     tty = sys.stdout.isatty()
@@ -166,8 +216,13 @@ def render(found: Sequence[TableStatus], now: float) -> str:
             f"\n{len(found)} tables, {done} of {cells} cells done here"
             + (f", about {age(left)} of one core left" if left else "")
             + ". Verdicts: of the tables as last written, the committed reference included."
+            + "\nAge ref: nothing here, only the reference, which records no date." * any(map(_only_reference, found))
         )
     return capture.get()
+
+
+def _only_reference(one: TableStatus) -> bool:
+    return one.reference and not one.newest
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 DONE = "done.json"
 FAILED = "failed.json"
+ROWS = "rows.csv"
 BESIDE = ("config.yaml", "run.json")
 
 
@@ -26,7 +27,7 @@ class Record:
     @property
     def rows_path(self) -> Path:
         """Its rows."""
-        return self.folder / "rows.csv"
+        return self.folder / ROWS
 
     @property
     def code(self) -> str:
@@ -125,6 +126,11 @@ class Store:
             fcntl.lockf(file, fcntl.LOCK_UN)
         return False
 
+    def running(self, table: str) -> list[str]:
+        """Keys of the cells of a table that other processes hold now."""
+        keys = sorted(path.stem for path in self.runs.glob(f"{table}/*.lock"))
+        return [key for key in keys if self.is_locked(table, key)]
+
     def write(self, table: str, key: str, files: Mapping[str, str], *, code: str, log: Path | None = None) -> None:
         """Record a finished cell whole; the caller holds its lock."""
         folder = self.folder(table, key)
@@ -174,7 +180,7 @@ def _read(folder: Path) -> Record | None:
     try:
         done = json.loads((folder / DONE).read_text(encoding="utf-8"))
         sums = done["sha256"]
-        whole = {*BESIDE, "rows.csv"} <= sums.keys() and isinstance(done["code"], str)
+        whole = {*BESIDE, ROWS} <= sums.keys() and isinstance(done["code"], str)
         if whole and all(hashlib.sha256((folder / n).read_bytes()).hexdigest() == sums[n] for n in sums):
             return Record(folder, done)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
