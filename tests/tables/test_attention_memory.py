@@ -20,7 +20,7 @@ from attnrepro.app import report
 from attnrepro.config import BadInput
 from attnrepro.results.published import load_published
 from attnrepro.results.rows import Row
-from attnrepro.tables.attention_memory import measure, table
+from attnrepro.tables.attention_memory import measure, reading
 
 from . import harness
 from .harness import verdicts
@@ -295,11 +295,11 @@ def test_the_first_sentence_says_whether_the_matrix_is_stored() -> None:
             *({**at, "quantity": "peak_bytes", "attention": a, "estimate": 100.0 * x}
               for a, x in (("naive", 2.0), ("fused", fused))),
         ]  # fmt: skip
-        (said,) = table._told(harness.planted(table.AXES, *rows))
+        (said,) = reading._told(harness.planted(reading.AXES, *rows))
         return said
 
     said = told(0.03)
     assert said.startswith("The N x N matrix need not be stored: at 64 tokens the fused kernel holds 0.03 of it at its")
     assert "step by step 2; one head's scores of an image take 75 KiB at 224 pixels and 300 KiB at 448" in said
     assert told(1.2).startswith("The N x N matrix is stored: ")
-    assert table.answer(harness.planted(table.AXES, {"quantity": "none"})) == ""
+    assert reading.answer(harness.planted(reading.AXES, {"quantity": "none"})) == ""

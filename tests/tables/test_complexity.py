@@ -21,7 +21,7 @@ from attnrepro.config import BadInput
 from attnrepro.nn import masks
 from attnrepro.results.published import load_published
 from attnrepro.results.rows import Row
-from attnrepro.tables.complexity import measure, table
+from attnrepro.tables.complexity import measure, reading, table
 
 from . import harness
 from .harness import verdicts
@@ -304,7 +304,7 @@ def test_the_first_sentence_says_up_to_which_length_attention_is_the_cheapest() 
     def told(**up_to: float) -> str:
         at = {"quantity": "cheaper_up_to", "network": "attention", "embed_dim": "64"}
         rows = [{**at, "against": against, "estimate": limit} for against, limit in up_to.items()]
-        return harness.first(table.answer(harness.planted(table.AXES, *rows)))
+        return harness.first(reading.answer(harness.planted(table.AXES, *rows)))
 
     said = told(rnn=0, gru=63, linear=64)
     assert said.startswith(
@@ -313,4 +313,4 @@ def test_the_first_sentence_says_up_to_which_length_attention_is_the_cheapest() 
     assert "up to N = 63 (d = 64), linear attention up to N = 64" in said
     said = told(rnn=5, gru=63)
     assert said.startswith("It is the cheapest of all up to N = 5; ") and "always" not in said
-    assert table.answer(harness.planted(table.AXES, {"quantity": "flops"})) == ""
+    assert reading.answer(harness.planted(table.AXES, {"quantity": "flops"})) == ""

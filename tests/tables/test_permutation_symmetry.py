@@ -20,7 +20,7 @@ from attnrepro.data.streams import generator
 from attnrepro.nn.self_attention import SelfAttention
 from attnrepro.results.published import load_published
 from attnrepro.results.rows import Row
-from attnrepro.tables.permutation_symmetry import measure, table
+from attnrepro.tables.permutation_symmetry import measure, reading, table
 from attnrepro.training.trainer import make_trainer
 
 from . import harness
@@ -420,7 +420,7 @@ def test_the_first_sentence_says_whether_it_is_blind_and_what_can_be_reached() -
             {"quantity": "equivariance_error_eps", "statistic": "exact", "dtype": "float64", "estimate": error},
             {"quantity": "accuracy", "model": "deep_sets", "length": "8", "ci": right},
         ]
-        (said,) = table._told(harness.planted(table.AXES, *rows))
+        (said,) = reading._told(harness.planted(table.AXES, *rows))
         return str(said)
 
     said = told(2.0, (0.63, 0.64))

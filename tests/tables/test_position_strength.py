@@ -23,7 +23,7 @@ from attnrepro.nn.query_pool import AddedCode, QueryPools
 from attnrepro.results.published import load_published
 from attnrepro.results.rows import Row, read_csv
 from attnrepro.results.verdicts import Case, Estimate, judge
-from attnrepro.tables.position_strength import measure, table
+from attnrepro.tables.position_strength import measure, reading, table
 from attnrepro.training.trainer import make_trainer
 
 from ..nn.naive_pool import NaivePool
@@ -458,7 +458,7 @@ def seeds(*values: float, first: int = 0) -> dict[str, float]:
 def derived(lines: Sequence[dict[str, Any]], quantity: str, **axes: str) -> dict[str, Any]:
     found = [
         made
-        for made in table.derive(pd.DataFrame(list(lines)), load_published(PUBLISHED))
+        for made in reading.derive(pd.DataFrame(list(lines)), load_published(PUBLISHED))
         if made["quantity"] == quantity and all(made[k] == v for k, v in axes.items())
     ]
     assert len(found) == 1, (quantity, axes, len(found))
@@ -502,7 +502,7 @@ def test_gains_of_one_protocol_do_not_meet_another() -> None:
         line(seeds(0.7, 0.8), study="published", protocol="A", strength="1"),
         line(seeds(0.9, 0.9), study="strength", protocol="I", strength="1"),
     ]
-    made = table.derive(pd.DataFrame(lines), load_published(PUBLISHED))
+    made = reading.derive(pd.DataFrame(lines), load_published(PUBLISHED))
     assert not [m for m in made if m["quantity"].startswith("gain_")]
 
 
@@ -577,7 +577,7 @@ def test_a_length_of_one_has_no_margin() -> None:
     lines = [
         line(seeds(value), study="size", strength=s, length="1", embed_dim="3") for s, value in (("1", 0.5), ("2", 1.0))
     ]
-    made = table.derive(pd.DataFrame(lines), load_published(PUBLISHED))
+    made = reading.derive(pd.DataFrame(lines), load_published(PUBLISHED))
     assert [m["quantity"] for m in made] == ["needed_strength"]
 
 
@@ -618,7 +618,7 @@ def judged(frame: pd.DataFrame) -> dict[str, tuple[str, str]]:
         rows = frame[(frame.quantity == one.quantity) & (frame.protocol == at["protocol"])]
         (ours,) = rows[rows.strength == at["strength"]].to_dict("records")
         estimate = Estimate(ours["estimate"], ours["n"], 0, ours["sd"], ours["ci_low"], ours["ci_high"], ours["seeds"])
-        cases.append(Case(one, None, estimate, tuple(table.protocols(one, frame))))
+        cases.append(Case(one, None, estimate, tuple(reading.protocols(one, frame))))
     return {case.line.claim: (str(j.verdict), j.note) for case, j in zip(cases, judge(cases), strict=True)}
 
 
@@ -626,7 +626,7 @@ def test_all_six_numbers_have_256_samples_of_every_protocol() -> None:
     frame = published_frame()
     assert len(printed()) == 6
     for one in printed():
-        options = table.protocols(one, frame)
+        options = reading.protocols(one, frame)
         assert [option.name for option in options] == ["protocol A", "protocol C", "protocol I"]
         for option in options:
             at = (frame.protocol == option.name[-1]) & (frame.strength == dict(one.axes)["strength"])
@@ -636,7 +636,7 @@ def test_all_six_numbers_have_256_samples_of_every_protocol() -> None:
 
 def test_lines_that_are_no_printed_number_have_no_protocol() -> None:
     others = [one for one in load_published(PUBLISHED) if one.klass != "single_run"]
-    assert others and all(table.protocols(one, published_frame()) == [] for one in others)
+    assert others and all(reading.protocols(one, published_frame()) == [] for one in others)
 
 
 def test_shifted_seeds_flip_the_verdict_under_all_protocols_only() -> None:
@@ -697,7 +697,7 @@ def test_the_joint_p_pairs_the_six_numbers_by_seed() -> None:
 
 
 def test_six_seeds_have_no_joint_p() -> None:
-    made = table.derive(published_frame(count=6), load_published(PUBLISHED))
+    made = reading.derive(published_frame(count=6), load_published(PUBLISHED))
     assert not [m for m in made if m["quantity"] == "published_numbers_p"]
 
 
@@ -749,7 +749,7 @@ def test_the_first_sentence_says_whether_x1_is_of_use_and_only_slower() -> None:
             {**at, "quantity": "gain_x3_over_x1", "ci": three},
             {**budget, "quantity": "gain_500_to_2000_steps", "ci": longer},
         ]
-        (said,) = table._told(harness.planted(table.AXES, *rows))
+        (said,) = reading._told(harness.planted(table.AXES, *rows))
         return said
 
     said = told((0.1, 0.12), (0.2, 0.22), (-0.001, 0.001))
@@ -758,4 +758,4 @@ def test_the_first_sentence_says_whether_x1_is_of_use_and_only_slower() -> None:
     said = told((-0.1, 0.1), (-0.2, -0.1), (0.1, 0.3))
     assert said.startswith("No use of it is seen at x1 (") and "x3 takes away -0.150" in said
     assert "x1 may be only slower" in said
-    assert table._told(harness.planted(table.AXES, {"quantity": "solved"})) == []
+    assert reading._told(harness.planted(table.AXES, {"quantity": "solved"})) == []

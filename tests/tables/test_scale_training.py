@@ -22,7 +22,7 @@ from attnrepro.data.key_retrieval import draw
 from attnrepro.data.streams import generator
 from attnrepro.nn.key_retrieval import RetrievalHeads
 from attnrepro.results.rows import Row
-from attnrepro.tables.scale_training import measure, table
+from attnrepro.tables.scale_training import measure, reading
 
 from . import harness
 from .harness import verdicts
@@ -228,7 +228,7 @@ def made(**arms: list[float]) -> pd.DataFrame:
 
 def test_what_never_arrives_is_counted_and_bounds_the_slowdown() -> None:
     frame = made(scaled=[10, 20, 0], unscaled=[40, 0, 50], scale_removed=[0, 0, 0])
-    lines = {(x["quantity"], x["arm"]): x for x in table.derive(frame, [])}
+    lines = {(x["quantity"], x["arm"]): x for x in reading.derive(frame, [])}
     assert lines["reached", "unscaled"]["estimate"] == pytest.approx(2 / 3)
     assert lines["reached", "scale_removed"]["estimate"] == 0 and lines["reached", "scale_removed"]["n"] == 3
     slow = lines["slowdown_log2", "unscaled"]
@@ -241,7 +241,7 @@ def test_what_never_arrives_is_counted_and_bounds_the_slowdown() -> None:
 def test_what_adam_repairs_is_the_difference_of_the_slowdowns() -> None:
     sgd = made(scaled=[10, 10], unscaled=[80, 160])
     adam = made(scaled=[5, 10], unscaled=[20, 20]).assign(optimizer="adam")
-    (line,) = [x for x in table.derive(pd.concat([sgd, adam]), []) if x["quantity"] == "adam_repair_log2"]
+    (line,) = [x for x in reading.derive(pd.concat([sgd, adam]), []) if x["quantity"] == "adam_repair_log2"]
     assert line["seeds"] == pytest.approx((3 - 2, 4 - 1)) and line["optimizer"] == "" and line["arm"] == "unscaled"
 
 
@@ -297,7 +297,7 @@ def test_every_claim_gets_its_verdict(root: Path, tmp_path: Path) -> None:
     assert words["scale-training-000-no-gradient"] == {"TREND_HOLDS", "TREND_FAILS"}
     assert "needs 8 [8, 8] times the updates" in found.answer
     assert "half of the seeds or more diverge early in 0: nowhere" in found.answer
-    charts = table.charts(found.shown.frame()) if found.shown else []
+    charts = reading.charts(found.shown.frame()) if found.shown else []
     assert len(charts) >= 3 and all(json.dumps(chart, allow_nan=False) for chart in charts)
 
 
@@ -439,7 +439,7 @@ def test_the_first_sentence_says_whether_it_stalls_diverges_and_is_repaired() ->
             {**at, "quantity": "diverged", "optimizer": "sgd", "estimate": diverged, "ci": (0.0, 1.0), "n": 8},
             {**at, "quantity": "adam_repair_log2", "ci": repair},
         ]
-        return harness.first(table.answer(harness.planted(table.AXES, *rows)))
+        return harness.first(reading.answer(harness.planted(reading.AXES, *rows)))
 
     said = told((0.7, 1.0), 0.0, (-2.0, -1.0))
     assert said.startswith("Without 1/sqrt(head_dim), at head_dim 64, training is slower but does not stall")

@@ -20,7 +20,7 @@ from attnrepro.nn import ring_models
 from attnrepro.nn.sequence_classifier import SequenceClassifier
 from attnrepro.results.published import load_published
 from attnrepro.results.rows import Row
-from attnrepro.tables.symmetry_and_capacity import measure, properties, table
+from attnrepro.tables.symmetry_and_capacity import measure, properties, reading, table
 from attnrepro.training.trainer import make_trainer
 
 from . import harness
@@ -123,7 +123,7 @@ def test_every_claim_has_a_verdict_and_the_right_one(root: Path, tmp_path: Path)
     assert made.shown is not None
     frame = made.shown.frame()
     frame["published"] = report._printed_numbers(made, table)
-    assert len(table.charts(frame)) == 3
+    assert len(reading.charts(frame)) == 3
 
 
 # --- properties, by loops ---
@@ -480,7 +480,7 @@ def test_the_first_sentence_says_what_holds_what_is_left_and_who_wins() -> None:
             {"quantity": "accuracy_lead", "network": "convolution", "against": "attention_position", "task": "motif",
              "ci": motif},
         ]  # fmt: skip
-        (said,) = table._told(harness.planted(table.AXES, *rows))
+        (said,) = reading._told(harness.planted(table.AXES, *rows))
         return said
 
     said = told(1.0, (0.1, 0.2))
@@ -490,4 +490,4 @@ def test_the_first_sentence_says_what_holds_what_is_left_and_who_wins() -> None:
         "Symmetries are not as defined (0 of 1 tests); convolution loses to attention with positions on"
     )
     assert "is not seen to beat attention with positions on motif" in told(1.0, (-0.1, 0.2))
-    assert table.answer(harness.planted(table.AXES, {"quantity": "parameters"})) == ""
+    assert reading.answer(harness.planted(table.AXES, {"quantity": "parameters"})) == ""

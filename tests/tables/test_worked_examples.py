@@ -21,7 +21,7 @@ from attnrepro.data.streams import generator
 from attnrepro.nn.self_attention import SelfAttention
 from attnrepro.results.published import load_published
 from attnrepro.results.rows import Row
-from attnrepro.tables.worked_examples import measure, table
+from attnrepro.tables.worked_examples import measure, reading, table
 
 from . import harness
 from .harness import verdicts
@@ -472,11 +472,11 @@ def test_the_first_sentence_says_which_of_the_four_come_out() -> None:
             {"quantity": "head_dim_times_heads_error", "embed_dim": "512", "estimate": error},
             {"quantity": "parameters_spread", "module": "torch", "embed_dim": "512", "estimate": spread},
         ]  # fmt: skip
-        return harness.first(table.answer(harness.planted(table.AXES, *rows)))
+        return harness.first(reading.answer(harness.planted(table.AXES, *rows)))
 
     said = told(0.81, 16.0)
     assert said.startswith("In part: the variance (16.00 [15.90, 16.10] for 16 components), the sizes of heads, ")
     assert said.endswith("but not all of the weights (0 of 1 do).")
     assert told(0.55, 16.0).startswith("Yes: the weights (1 of 1 do), the variance")
     assert told(0.81, 17.0, 1.0, 9.0).startswith("No: not all of the weights (0 of 1 do), the variance (17.00")
-    assert table.answer(harness.planted(table.AXES, {"quantity": "residual"})) == ""
+    assert reading.answer(harness.planted(table.AXES, {"quantity": "residual"})) == ""
