@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -262,6 +263,8 @@ def test_a_runner_that_is_ended_leaves_no_process_and_whole_cells(
     finished = {key: snapshot(folder) for key, folder in cells(results, "toy").items()}
     assert len(finished) == 2
     if number == signal.SIGINT:
+        blocked = [Path(f"/proc/{event.pid}/status").read_text() for event in side.events("held")]
+        assert all(re.search(r"^SigBlk:\s+[0-9a-f]*[2367abef]$", status, re.MULTILINE) for status in blocked), blocked
         os.killpg(runner.pid, number)
     else:
         runner.send_signal(number)

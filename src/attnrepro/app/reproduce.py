@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,9 @@ class Runner:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=work, args=(task, theirs), daemon=False)
         # Ctrl-C goes to the whole group of processes: the runner alone takes it and ends its workers in order. The
-        # blocked signal is inherited, and one that comes meanwhile is kept for the runner.
+        # blocked signal is inherited, and one that comes meanwhile is kept for the runner. The resource tracker, which
+        # is started once, would unblock it again.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
