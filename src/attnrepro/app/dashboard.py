@@ -366,7 +366,8 @@ def _errata(errata: Sequence[Erratum]) -> str:
     if not parts:
         return "<p>Nothing that does not hold has been found.</p>"
     contents = "".join(
-        f'<li><a href="#/page-errata/{_text(document)}">Document {_text(document)}</a>'
+        f'<li data-document="{_text(document)}">'
+        f'<a href="#/page-errata/{_text(document)}">Document {_text(document)}</a>'
         f" {_text(_plural(len(members), 'statement'))} {_verdict_counts(members)}</li>"
         for document, members in parts.items()
     )

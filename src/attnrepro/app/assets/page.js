@@ -22,6 +22,7 @@
   // --- language: elements that have a Chinese text carry it in data-zh ---
 
   let chinese = false;
+  for (const node of document.querySelectorAll("[data-zh]")) node.dataset.en = node.textContent;
 
   /** A word of the page, or the name of a quantity, in the language that is on. */
   const say = (text) => (chinese && labels.words[text]) || text;
@@ -29,7 +30,6 @@
 
   function translate() {
     for (const node of document.querySelectorAll("[data-zh]")) {
-      node.dataset.en ??= node.textContent;
       node.textContent = chinese ? node.dataset.zh : node.dataset.en;
       if (chinese) node.lang = "zh-Hant";
       else node.removeAttribute("lang");
@@ -204,6 +204,7 @@
       this.expand.addEventListener("click", () => {
         this.short = !this.short;
         this.update();
+        this.fit();
       });
       this.box.addEventListener("scroll", () => {
         const rest = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight;
@@ -238,6 +239,7 @@
 
     /** Headers and an empty body, in the language that is on. */
     build() {
+      const top = this.box.scrollTop;
       this.columns = columnsOf(this);
       // The roles are spelled out because a narrow screen lays rows out as blocks, which hides the native ones.
       this.body = make("tbody", { role: "rowgroup" });
@@ -246,29 +248,38 @@
       this.box.replaceChildren(make("table", { role: "table" }, heading, this.body));
       if (this.sorted) this.sort(...this.sorted);
       this.update();
+      this.scroll(top);
       this.element.dataset.ready = "";
     }
 
     /** Give the numbers room: as long as the table is wider than the page, one axis less has a column of its own. */
-    fit() {
+    fit(printing = false) {
       const width = this.box.clientWidth;
-      if (!this.data || width === 0 || width === this.fitted) return;
+      if (!this.data || width === 0) return;
+      const wider = width > (this.fitted ?? 0);
       this.fitted = width;
+      if (wider && this.folded.size > 0) {
+        this.folded.clear();
+        this.build();
+      }
       const kinds = (name) => new Set(this.data.columns[name]).size;
-      const places = this.places.filter((name) => this.varies(name) && !this.mostlyBlank(name));
       const last = ["variant", "scale", "environment"];
       const order = (name) => (last.includes(name) ? last.indexOf(name) : last.length + kinds(name));
+      const places = this.places.filter((name) => this.varies(name) && !this.mostlyBlank(name) && !this.folded.has(name));
       places.sort((a, b) => order(a) - order(b));
-      const before = this.folded.size;
-      this.folded.clear();
-      if (before > 0) this.build();
-      const tooWide = () => this.box.scrollWidth > width + 1;
-      while (tooWide() && places.length > 0 && !narrow.matches) {
+      // A narrow screen shows no columns, so that nothing can be measured there; a sheet has them.
+      const tooWide = () => (narrow.matches ? printing : this.box.scrollWidth > width + 1);
+      // One axis stays: a name that has no end would take all of them away and still not fit.
+      while (tooWide() && places.length > 1) {
         this.folded.add(places.shift());
         this.build();
       }
-      if (!tooWide() || this.folded.size === 0) return;
-      this.folded.delete([...this.folded].at(-1)); // one name that has no end: no axis makes room for it
+      if (places.length !== 1 || !tooWide() || this.endless) return;
+      this.folded.add(places[0]);
+      this.build();
+      if (!tooWide()) return;
+      this.endless = true;
+      this.folded.delete(places[0]);
       this.build();
     }
 
@@ -282,6 +293,12 @@
       const link = make("a", { href: URL.createObjectURL(file), download: `${this.table}.csv` });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    }
+
+    /** Go down to a place in the box of rows, drawing those above it. */
+    scroll(top) {
+      while (top > 0 && this.box.scrollHeight < top + this.box.clientHeight && this.body.children.length < this.rows.length) this.more();
+      this.box.scrollTop = top;
     }
 
     /** Show the row that answers a claim, and mark it. */
@@ -359,6 +376,7 @@
     }
 
     matches(row) {
+      if (row === this.marked) return true; // somebody asked for it by name
       if (chosen.size > 0 && !chosen.has(this.at("verdict", row))) return false;
       if (ofScale.value !== "" && this.at("scale", row) !== ofScale.value) return false;
       return words.every((word) => this.heading.includes(word) || this.rowTexts[row].includes(word));
@@ -373,10 +391,10 @@
       this.box.scrollTop = 0;
       this.more();
       const total = this.data.rows;
-      this.shown.textContent =
-        total === 0 ? "No rows yet." : `${this.rows.length} of ${total} ${total === 1 ? "row" : "rows"}`;
+      const counted = chinese ? `${total} 列中的 ${this.rows.length} 列` : `${this.rows.length} of ${total} ${total === 1 ? "row" : "rows"}`;
+      this.shown.textContent = total === 0 ? say("No rows yet.") : counted;
       this.expand.hidden = filtered || this.essential.length === 0 || this.essential.length === total || total <= LONG;
-      this.expand.textContent = this.short ? "Show all rows" : "Show only rows with a published value or verdict";
+      this.expand.textContent = say(this.short ? "Show all rows" : "Show only rows with a published value or verdict");
       return this.rows.length;
     }
 
@@ -398,7 +416,7 @@
     }
   }
 
-  const narrow = matchMedia("(max-width: 800px)"); // where the style sheet lays rows out as blocks
+  const narrow = matchMedia("screen and (max-width: 800px)"); // where the style sheet lays rows out as blocks
   const waiting = new Map(); // charts that are not drawn yet, with their specifications
   let drawing = false; // the chart library is a later script of the page
   const cards = Array.from(document.querySelectorAll(".card"), (element) => new Card(element));
@@ -410,16 +428,12 @@
   async function updateAll() {
     const filtered = filtering();
     if (filtered) await Promise.all(cards.map((card) => card.load()));
-    let rows = 0;
-    let tables = 0;
     document.body.toggleAttribute("data-filtered", filtered);
     for (const card of cards) {
       const left = card.data ? card.update() : 0;
       const named = chosen.size === 0 && ofScale.value === "" && words.every((word) => card.heading.includes(word));
       const other = ofDocument.value !== "" && card.element.dataset.document !== ofDocument.value;
-      card.element.hidden = other || (filtered && left === 0 && !named);
-      rows += card.element.hidden ? 0 : left;
-      tables += card.element.hidden ? 0 : 1;
+      card.out = other || (filtered && left === 0 && !named);
     }
     for (const part of document.querySelectorAll(".erratum")) {
       const said = part.textContent.toLowerCase();
@@ -429,8 +443,24 @@
     }
     for (const part of document.querySelectorAll("[data-part]")) part.hidden = !part.querySelector(".erratum:not([hidden])");
     if (document.body.dataset.view === "page-machines") await compareMachines();
-    status.textContent = filtered ? `${rows} ${rows === 1 ? "row" : "rows"} in ${tables} of ${cards.length} tables` : "";
+    for (const line of document.querySelectorAll(".contents li")) {
+      line.hidden = document.querySelector(`[data-part="${CSS.escape(line.dataset.document)}"]`).hidden;
+    }
+    tell();
     window.dispatchEvent(new Event("resize")); // charts that were hidden have no width of their own until told
+  }
+
+  /** Hide what the filters leave out, but never the table that is open, and say how much is left. */
+  function tell() {
+    for (const card of cards) card.element.hidden = card.out === true && !card.element.classList.contains("current");
+    const kept = cards.filter((card) => !card.out);
+    const rows = kept.reduce((sum, card) => sum + (card.data && filtering() ? card.rows.length : 0), 0);
+    const tables = `${kept.length} of ${cards.length} tables`;
+    const statements = [...document.querySelectorAll(".erratum")];
+    if (!filtering() && ofDocument.value === "") status.textContent = "";
+    else if (document.body.dataset.view === "page-errata") {
+      status.textContent = `${statements.filter((part) => !part.hidden).length} of ${statements.length} statements`;
+    } else status.textContent = filtering() ? `${rows} ${rows === 1 ? "row" : "rows"} in ${tables}` : tables;
   }
 
   const filters = document.querySelectorAll(".filters button");
@@ -497,6 +527,8 @@
     });
   }
   document.addEventListener("pointerout", ({ target }) => {
+    // One that was clicked, tapped or reached by key keeps its tip.
+    if (explained === document.activeElement) return;
     if (target.closest?.("button.chip[aria-describedby], #page-tip")) leaving = setTimeout(closeTip, SETTLE);
   });
   document.addEventListener("focusout", closeTip);
@@ -505,7 +537,8 @@
     "scroll",
     ({ target }) => {
       if (tip.hidden || target === tip) return;
-      if (explained === document.activeElement) placeTip();
+      const [chip, around] = [explained, explained.closest(".box, .sheet")].map((node) => node.getBoundingClientRect());
+      if (explained === document.activeElement && chip.bottom > around.top && chip.top < around.bottom) placeTip();
       else closeTip();
     },
     { capture: true },
@@ -524,7 +557,7 @@
         getSelection().selectAllChildren(code); // no permission: leave it selected for the keyboard
         button.textContent = "Selected";
       }
-      setTimeout(() => (button.textContent = "Copy"), 1500);
+      setTimeout(() => (button.textContent = chinese ? button.dataset.zh : button.dataset.en), 1500);
     });
   }
 
@@ -575,18 +608,22 @@
     draw(container, spec);
   }
 
+  const PRINTED = 5000; // rows
   const SHEET = 800; // pixels that rows have on a sheet of A4 upright, where letters are smaller than here
 
   window.addEventListener("beforeprint", () => {
     for (const card of cards.filter(({ box }) => box.clientWidth > 0)) {
       card.box.style.width = `${SHEET}px`;
-      card.fit();
+      card.fit(true);
       card.box.style.width = "";
+      while (card.body.children.length < Math.min(card.rows.length, PRINTED)) card.more();
     }
     for (const container of waiting.keys()) if (container.offsetParent) drawNow(container);
-    const folded = ".current details:is(.more, .reading):not([open]), [data-view='page-errata'] .erratum:not([open])";
+    const folded =
+      ".current details:is(.more, .reading):not([open]), [data-view='page-errata'] .erratum:not([open]), [data-view='page-machines'] .compared:not([open])";
     for (const text of document.querySelectorAll(folded)) {
       text.open = true;
+      text.fill?.();
       window.addEventListener("afterprint", () => (text.open = false), { once: true });
     }
   });
@@ -652,6 +689,7 @@
     const part = make("details", { className: "compared" }, summary);
     const fill = () => part.open && part.children.length === 1 && part.append(make("div", { className: "sheet", tabIndex: 0 }, sheet(card, environments, lines)));
     part.addEventListener("toggle", fill);
+    part.fill = fill;
     part.open = differing.length > 0 && (apart.checked || filtering());
     return part;
   }
@@ -687,19 +725,22 @@
 
   const sections = new Set(Array.from(document.querySelectorAll(".view"), (element) => element.id));
   const go = document.getElementById("page-go");
-  const [before, after] = [document.querySelector(".before"), document.querySelector(".after")];
+  const [earlier, later] = [document.querySelector(".before"), document.querySelector(".after")];
 
   async function route() {
-    if (location.hash === "#page-main") return; // the link that skips to the content
     // The slash keeps the browser from scrolling to an element of that name before its view is on.
-    const [name, claim] = decodeURIComponent(location.hash.replace(/^#\/?/, "")).split("/", 2);
+    const [name, claim] = address().split("/", 2);
     const index = cards.findIndex((card) => card.table === name);
     const view = index >= 0 ? "table" : sections.has(name) ? name : "page-overview";
     document.body.dataset.view = view;
     cards.forEach((card, other) => card.element.classList.toggle("current", other === index));
     for (const link of document.querySelectorAll("nav a")) link.ariaCurrent = link.hash === `#/${view}` ? "page" : null;
     go.value = index >= 0 ? name : "";
-    window.scrollTo(0, 0);
+    const before = byLink ? 0 : (seen.get(location.hash) ?? 0);
+    byLink = false;
+    here = location.hash;
+    tell();
+    window.scrollTo(0, before);
     if (view === "page-machines") await compareMachines();
     if (view === "page-errata" && claim) {
       const part = document.querySelector(`[data-part="${CSS.escape(claim)}"] h3`);
@@ -708,23 +749,61 @@
     }
     if (index < 0) return;
     const card = cards[index];
-    for (const [link, other, arrow] of [[before, cards[index - 1], "← "], [after, cards[index + 1], " →"]]) {
+    neighbours(index);
+    await card.load();
+    card.fit();
+    card.title.focus({ preventScroll: true });
+    if (card.marked !== undefined && !claim) {
+      card.marked = undefined;
+      card.update();
+    }
+    if (claim) card.find(claim);
+    window.dispatchEvent(new Event("resize"));
+    if (before > 0) window.scrollTo(0, before);
+  }
+
+  /** What stands behind # and its slash; an address that is no text leads to the overview. */
+  function address() {
+    try {
+      return decodeURIComponent(location.hash.replace(/^#\/?/, ""));
+    } catch {
+      return "";
+    }
+  }
+
+  /** Links to the tables before and after. */
+  function neighbours(index) {
+    for (const [link, other, arrow] of [[earlier, cards[index - 1], "← "], [later, cards[index + 1], " →"]]) {
       link.hidden = !other;
       if (!other) continue;
       link.href = `#/${other.table}`;
       const title = other.title.textContent;
       link.textContent = arrow === "← " ? arrow + title : title + arrow;
     }
-    await card.load();
-    card.fit();
-    card.title.focus({ preventScroll: true });
-    if (claim) card.find(claim);
-    window.dispatchEvent(new Event("resize"));
   }
 
+  // Where each view was left: a link opens its view at the top, going back leads to where one was.
+  const seen = new Map();
+  let here = location.hash;
+  let byLink = false;
+  window.addEventListener("scroll", () => location.hash === here && seen.set(here, scrollY), { passive: true });
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a[href^='#']");
+    if (!link) return;
+    if (link.hash === "#page-main") {
+      event.preventDefault(); // the address is that of the view
+      document.getElementById("page-main").focus();
+      return;
+    }
+    byLink = true;
+    if (link.hash === location.hash) route();
+  });
   window.addEventListener("hashchange", route);
   window.addEventListener("resize", () => cards.forEach((card) => card.fit()));
-  go.addEventListener("change", () => (location.hash = `/${go.value || "page-overview"}`));
+  go.addEventListener("change", () => {
+    byLink = true;
+    location.hash = `/${go.value || "page-overview"}`;
+  });
 
   // --- the switch of languages is remembered where the browser lets a page remember ---
 
@@ -749,7 +828,11 @@
     chinese = language === "zh";
     translate();
     for (const card of cards) if (card.data) card.build();
-    if (document.body.dataset.view === "table") route();
+    cards.forEach((card, index) => {
+      card.fit();
+      if (card.element.classList.contains("current")) neighbours(index);
+    });
+    if (document.body.dataset.view === "page-machines") compareMachines();
   }
 
   document.getElementById("page-language").addEventListener("click", () => {
@@ -813,10 +896,7 @@
     for (const card of touched) card.update();
     foldings().forEach((node, index) => (node.open = state.open[index] ?? node.open));
     const current = cards.find((card) => card.element.classList.contains("current"));
-    if (current) {
-      while (current.box.scrollHeight < state.box + current.box.clientHeight && current.body.children.length < current.rows.length) current.more();
-      current.box.scrollTop = state.box;
-    }
+    current?.scroll(state.box);
     // Charts above may not be drawn yet: their place is kept, so that the way down is about the same.
     scrollTo(0, state.top);
   }
