@@ -695,3 +695,93 @@ def test_a_hundred_thousand_rows(browser: Any, tmp_path: Path) -> None:
     assert opened.locator("#long_table tbody tr").count() == 200, "drawn as the reader scrolls"
     assert "100000 of 100000 rows" in opened.locator("#long_table .shown").text_content()
     opened.close()
+
+
+def test_an_open_table_stays_whatever_is_filtered(page: Any) -> None:
+    from playwright.sync_api import expect
+
+    card = show(page, "sqrt_d_entropy")
+    page.locator("#page-document").select_option("004")
+    assert card.is_visible()
+    page.get_by_role("button", name="DIFFERS").first.click()
+    expect(card.locator(".shown")).to_have_text("0 of 32 rows")
+    page.evaluate("location.hash = '/sqrt_d_entropy/sqrtd-16-s-entropy'")
+    page.locator("#sqrt_d_entropy tr.marked").wait_for(state="visible")
+    page.evaluate("location.hash = '/sqrt_d_entropy'")
+    expect(page.locator("#sqrt_d_entropy tr.marked")).to_have_count(0)
+    show(page, "page-overview")
+    assert card.is_hidden()
+
+
+def test_contents_of_the_errata_follow_the_filters_and_lead_there_again(page: Any) -> None:
+    from playwright.sync_api import expect
+
+    view = show(page, "page-errata")
+    page.set_viewport_size({"width": 1000, "height": 300})
+    for _ in range(2):
+        view.locator(".contents a").last.click()
+        expect(view.locator("[data-part='004'] h3")).to_be_in_viewport()
+        page.evaluate("scrollTo(0, 0)")
+    page.locator("#page-document").select_option("004")
+    expect(view.locator(".contents li:visible")).to_have_count(1)
+    expect(page.locator(".toolbar .status")).to_have_text("1 of 2 statements")
+
+
+def test_printing_has_all_rows(page: Any) -> None:
+    card = show(page, "long_table")
+    card.get_by_role("button", name="Show all rows").click()
+    assert card.locator("tbody tr").count() == 200
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert card.locator("tbody tr").count() == 1000
+    show(page, "page-machines").locator(".compared").first.wait_for()
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(".compared tbody tr").count() == 2
+
+
+def test_going_back_leads_to_where_one_was(page: Any) -> None:
+    from playwright.sync_api import expect
+
+    page.set_viewport_size({"width": 700, "height": 300})
+    page.evaluate("scrollTo(0, 400)")
+    page.wait_for_timeout(200)
+    page.locator("#long_table h2 a").click()
+    page.locator("#long_table[data-ready]").wait_for(state="visible")
+    page.go_back()
+    page.locator("#page-overview").wait_for(state="visible")
+    page.wait_for_timeout(200)
+    assert page.evaluate("scrollY") > 200
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    assert not page.url.endswith("#page-main"), "the address is that of the view"
+    page.evaluate("location.hash = '/%E0%A4'")
+    expect(page.locator("nav a[aria-current]")).to_have_text("Overview")
+
+
+def test_a_switch_of_language_leaves_the_reader_where_he_is(page: Any) -> None:
+    card = show(page, "long_table")
+    card.get_by_role("button", name="Show all rows").click()
+    card.locator(".box").evaluate("box => { box.scrollTop = 900 }")
+    page.evaluate("scrollTo(0, 150)")
+    place = page.evaluate("scrollY")
+    page.locator("#page-language").dispatch_event("click")
+    assert card.locator(".box").evaluate("box => box.scrollTop") == 900
+    assert abs(page.evaluate("scrollY") - place) < 5
+    assert "1000 列" in card.locator(".shown").text_content()
+    card.locator(".copy").dispatch_event("click")
+    page.locator("#page-language").dispatch_event("click")
+    page.wait_for_timeout(1800)
+    assert card.locator(".copy").text_content() == "Copy"
+
+
+def test_a_tip_that_was_clicked_stays_and_goes_with_its_row(page: Any) -> None:
+    from playwright.sync_api import expect
+
+    tip = page.get_by_role("tooltip")
+    box = show(page, "sqrt_d_entropy").locator(".box")
+    chip = box.locator(".chip").first
+    chip.click()
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(400)
+    assert tip.is_visible()
+    box.evaluate("box => box.scrollTo(0, 600)")
+    expect(tip).to_be_hidden()

@@ -239,7 +239,7 @@
 
     /** Headers and an empty body, in the language that is on. */
     build() {
-      const top = this.box.scrollTop;
+      const [top, place] = [this.box.scrollTop, scrollY];
       this.columns = columnsOf(this);
       // The roles are spelled out because a narrow screen lays rows out as blocks, which hides the native ones.
       this.body = make("tbody", { role: "rowgroup" });
@@ -249,6 +249,7 @@
       if (this.sorted) this.sort(...this.sorted);
       this.update();
       this.scroll(top);
+      if (scrollY !== place) scrollTo(0, place); // without its rows the page was shorter
       this.element.dataset.ready = "";
     }
 
