@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.charts import records
 from attnrepro.tables.attention_identities.table import AXES, HOLDS_EPS
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
@@ -115,11 +116,6 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     return [chart for chart in (_error_chart(frame), _leak_chart(frame), _spread_chart(frame)) if chart]
 
 
-def _records(frame: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows for Vega; a missing number is left out, because JSON has no nan."""
-    return [{k: v for k, v in record.items() if v == v} for record in frame[list(columns)].to_dict("records")]
-
-
 def _error_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     import altair as alt
 
@@ -134,7 +130,7 @@ def _error_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     tip = [alt.Tooltip(f"{column}:{'Q' if column == 'estimate' else 'N'}") for column in columns[:-1]]
     title = "difference of the two sides, in eps"
     spec: Mapping[str, Any] = (
-        alt.Chart(alt.Data(values=_records(chosen, columns)))
+        alt.Chart(alt.Data(values=records(chosen, columns)))
         .mark_point(style="measured")
         .encode(
             x=alt.X("shown:Q", title="eps of the output (float64)").scale(type="log").axis(format="~e", tickCount=5),
@@ -161,7 +157,7 @@ def _leak_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     chosen["scale"], chosen["code"] = chosen.logit_scale.astype(float), chosen.case
     columns = ["scale", "code", "estimate", "theory"]
     tip = [alt.Tooltip(f"{column}:{'N' if column == 'code' else 'Q'}") for column in columns]
-    base = alt.Chart(alt.Data(values=_records(chosen.sort_values("scale"), columns))).encode(
+    base = alt.Chart(alt.Data(values=records(chosen.sort_values("scale"), columns))).encode(
         x=alt.X("scale:Q", title="factor of the position code's dot products"),
         color=alt.Color("code:N", title=None),
     )
@@ -190,7 +186,7 @@ def _spread_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     chosen["keys"] = chosen.n_keys.astype(int)
     columns = ["keys", "estimate", "ci_low", "ci_high", "theory"]
     tip = [alt.Tooltip(f"{column}:Q") for column in columns]
-    base = alt.Chart(alt.Data(values=_records(chosen.sort_values("keys"), columns))).encode(
+    base = alt.Chart(alt.Data(values=records(chosen.sort_values("keys"), columns))).encode(
         x=alt.X("keys:Q", title="keys").scale(type="log").axis(tickCount=4)
     )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.charts import panel
 from attnrepro.tables.attention_memory.table import ATTENTIONS, AXES, PHASES
 from attnrepro.theory import attention_memory as closed
 
@@ -230,36 +231,6 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     return [chart for chart in (_size_chart(frame), _peak_chart(frame)) if chart]
 
 
-def _records(frame: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows for Vega; a missing number is left out, because JSON has no nan."""
-    return [{k: v for k, v in record.items() if v == v} for record in frame[list(columns)].to_dict("records")]
-
-
-def _panel(rows: pd.DataFrame, x: Any, y: Any, title: str, order: Sequence[str]) -> Mapping[str, Any]:
-    """Theory lines, measured points and printed crosses; ``x`` and ``y`` are axes without a field."""
-    import altair as alt
-
-    columns = [x.shorthand.split(":")[0], "what", "estimate", "theory", "published"]
-    base = alt.Chart(alt.Data(values=_records(rows, columns))).encode(
-        x=x, color=alt.Color("what:N", title=None, sort=list(order))
-    )
-    tip = [alt.Tooltip(f"{column}:{'N' if column == 'what' else 'Q'}") for column in columns]
-
-    def along(field: str) -> Any:
-        placed = y.copy()
-        placed.shorthand = f"{field}:Q"
-        return placed
-
-    layers = [
-        base.transform_filter("isValid(datum.theory)").mark_line(style="theory").encode(y=along("theory")),
-        base.mark_point(style="measured").encode(y=along("estimate"), tooltip=tip),
-    ]
-    if rows.published.notna().any():
-        layers.append(base.mark_point(style="published").encode(y=along("published"), tooltip=tip))
-    spec: Mapping[str, Any] = alt.layer(*layers).properties(title=title, description=title).to_dict()
-    return spec
-
-
 def _size_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     import altair as alt
     import pandas as pd
@@ -281,7 +252,7 @@ def _size_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     x = alt.X("pixels:Q", title="side of the image, pixels").scale(type="log", base=2, nice=False, padding=12)
     x = x.axis(values=sorted(set(rows.pixels)))
     y = alt.Y("estimate:Q", title="MiB").scale(type="log", nice=False, padding=8).axis(values=DECADES, format="~g")
-    return _panel(rows, x, y, "scores in fp16", ["one head", "all heads and layers"])
+    return panel(rows, x, y, "scores in fp16", ["one head", "all heads and layers"])
 
 
 def _peak_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
@@ -300,4 +271,4 @@ def _peak_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     y = alt.Y("estimate:Q", title="peak, MiB").scale(type="log", nice=False, padding=8)
     y = y.axis(values=DECADES, format="~g")
     order = [f"{attention}, {phase}" for attention in ATTENTIONS for phase in PHASES]
-    return _panel(rows, x, y, "peak memory", order)
+    return panel(rows, x, y, "peak memory", order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.charts import panel
 from attnrepro.tables.complexity.table import AXES, ONE_TERM, RECURRENT, WITH_KERNEL
 
 if TYPE_CHECKING:  # a typo is answered without it: it costs more than the whole precheck
@@ -168,34 +169,6 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     return [chart for chart in (_flops_chart(frame), _crossover_chart(frame), _share_chart(frame)) if chart]
 
 
-def _records(frame: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows for Vega; a missing number is left out, because JSON has no nan."""
-    return [{k: v for k, v in record.items() if v == v} for record in frame[list(columns)].to_dict("records")]
-
-
-def _panel(rows: pd.DataFrame, x: Any, y: Any, title: str, order: Sequence[str]) -> Mapping[str, Any]:
-    """Theory lines and counted points; ``x`` and ``y`` are axes, that of y without a field."""
-    import altair as alt
-
-    columns = [x.shorthand.split(":")[0], "what", "estimate", "theory"]
-    base = alt.Chart(alt.Data(values=_records(rows, columns))).encode(
-        x=x, color=alt.Color("what:N", title=None, sort=list(order))
-    )
-    tip = [alt.Tooltip(f"{column}:{'N' if column == 'what' else 'Q'}") for column in columns]
-
-    def along(field: str) -> Any:
-        placed = y.copy()
-        placed.shorthand = f"{field}:Q"
-        return placed
-
-    layers = [
-        base.mark_line(style="theory").encode(y=along("theory")),
-        base.mark_point(style="measured").encode(y=along("estimate"), tooltip=tip),
-    ]
-    spec: Mapping[str, Any] = alt.layer(*layers).properties(title=title, description=title).to_dict()
-    return spec
-
-
 def _log_y(rows: pd.DataFrame, title: str) -> Any:
     """A logarithmic axis with few ticks, within what is drawn."""
     import altair as alt
@@ -225,7 +198,7 @@ def _flops_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     rows["what"], rows["n"] = rows.network.map(names), rows.tokens.astype(int)
     x = alt.X("n:Q", title="tokens").scale(type="log").axis(values=sorted(set(rows.n)))
     y = _log_y(rows, "FLOPs")
-    return _panel(rows, x, y, f"FLOPs, d = {d}, kernel {k}", list(names.values()))
+    return panel(rows, x, y, f"FLOPs, d = {d}, kernel {k}", list(names.values()))
 
 
 def _crossover_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
@@ -248,7 +221,7 @@ def _crossover_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     rows["d"] = rows.embed_dim.astype(int)
     x = alt.X("d:Q", title="embed_dim").scale(type="log", base=2).axis(values=sorted(set(rows.d)))
     y = _log_y(rows, "tokens")
-    return _panel(rows, x, y, f"attention is cheaper up to, kernel {k}", list(names.values()))
+    return panel(rows, x, y, f"attention is cheaper up to, kernel {k}", list(names.values()))
 
 
 def _share_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
@@ -260,4 +233,4 @@ def _share_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     rows["what"], rows["side"] = "share of N^2 d", rows.pixels.astype(int)
     x = alt.X("side:Q", title="pixels").scale(type="log", base=2).axis(values=sorted(set(rows.side)))
     y = alt.Y("estimate:Q", title="share of FLOPs")
-    return _panel(rows, x, y, "the quadratic term in images", ["share of N^2 d"])
+    return panel(rows, x, y, "the quadratic term in images", ["share of N^2 d"])

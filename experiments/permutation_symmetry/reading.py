@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.charts import records
 from attnrepro.tables.permutation_symmetry.table import AXES, EPS, MODELS, NONLINEAR, RULES, limit
 from attnrepro.theory import set_functions
 
@@ -225,11 +226,6 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     return [chart for chart in (_ceiling_chart(frame), _seeds_chart(frame), _breaker_chart(frame)) if chart]
 
 
-def _records(frame: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows for Vega; a missing number is left out, because JSON has no nan."""
-    return [{k: v for k, v in record.items() if v == v} for record in frame[list(columns)].to_dict("records")]
-
-
 def _ceiling_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     import altair as alt
 
@@ -242,7 +238,7 @@ def _ceiling_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     # Printed as a limit for every rule, the number belongs to one of them: one cross.
     rows.loc[rows.duplicated(["tokens", "published"]), "published"] = math.nan
     tip = [alt.Tooltip(f"{column}:{'N' if column == 'rule' else 'Q'}") for column in columns]
-    base = alt.Chart(alt.Data(values=_records(rows.sort_values("tokens"), columns))).encode(
+    base = alt.Chart(alt.Data(values=records(rows.sort_values("tokens"), columns))).encode(
         x=alt.X("tokens:Q", title="tokens in the set"), color=alt.Color("rule:N", title=None)
     )
 
@@ -282,7 +278,7 @@ def _seeds_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
         for column in ("seed", "estimate", "ci_low", "ci_high")
     ]
     x = alt.X("estimate:Q", title="accuracy on fresh sequences").scale(zero=False).axis(tickCount=4)
-    base = alt.Chart(alt.Data(values=_records(rows, ["seed", "model", "estimate", "ci_low", "ci_high"]))).encode(
+    base = alt.Chart(alt.Data(values=records(rows, ["seed", "model", "estimate", "ci_low", "ci_high"]))).encode(
         y=alt.Y("seed:N", title=None), color=alt.Color("model:N", title=None, legend=None)
     )
     lines = alt.Chart(alt.Data(values=[{"limit": name, "at": value} for name, value in limits.items()]))
@@ -313,7 +309,7 @@ def _breaker_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     whole["estimate"] *= whole.dtype.map(EPS)
     whole["breaker"] = "nothing added"
     columns = ["breaker", "dtype", "shape", "estimate"]
-    values = _records(whole, columns) + _records(broken, columns)
+    values = records(whole, columns) + records(broken, columns)
     title = "violation of the symmetry"
     spec: Mapping[str, Any] = (
         alt.Chart(alt.Data(values=values))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.charts import panel
 from attnrepro.tables.receptive_field.table import AXES, SHARE
 from attnrepro.theory import receptive_field as closed
 
@@ -206,36 +207,6 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     return [chart for chart in (_layers_chart(frame), _width_chart(frame), _sine_chart(frame)) if chart]
 
 
-def _records(frame: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows for Vega; a missing number is left out, because JSON has no nan."""
-    return [{k: v for k, v in record.items() if v == v} for record in frame[list(columns)].to_dict("records")]
-
-
-def _panel(rows: pd.DataFrame, x: Any, y: Any, title: str, order: Sequence[str]) -> Mapping[str, Any]:
-    """Theory lines, measured points with intervals and printed crosses; ``x`` and ``y`` are axes without a field."""
-    import altair as alt
-
-    columns = [x.shorthand.split(":")[0], "what", "estimate", "ci_low", "ci_high", "theory", "published"]
-    base = alt.Chart(alt.Data(values=_records(rows, columns))).encode(
-        x=x, color=alt.Color("what:N", title=None, sort=list(order))
-    )
-    tip = [alt.Tooltip(f"{column}:{'N' if column == 'what' else 'Q'}") for column in columns]
-
-    def along(field: str) -> Any:
-        placed = y.copy()
-        placed.shorthand = f"{field}:Q"
-        return placed
-
-    layers = [base.mark_line(style="theory").encode(y=along("theory"))]
-    if rows.ci_low.notna().any():
-        layers.append(base.mark_rule(style="interval").encode(y=along("ci_low"), y2="ci_high:Q"))
-    layers.append(base.mark_point(style="measured").encode(y=along("estimate"), tooltip=tip))
-    if rows.published.notna().any():
-        layers.append(base.mark_point(style="published").encode(y=along("published"), tooltip=tip))
-    spec: Mapping[str, Any] = alt.layer(*layers).properties(title=title, description=title).to_dict()
-    return spec
-
-
 def _layers_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     import altair as alt
 
@@ -256,7 +227,7 @@ def _layers_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     rows = rows[rows.what != ""]
     x = alt.X("d:Q", title="distance").scale(type="log", base=2).axis(values=sorted(set(rows.d)))
     y = alt.Y("estimate:Q", title="layers").scale(type="log", nice=False, padding=8)
-    return _panel(rows, x, y, f"layers needed, kernel {kernel}", list(names.values()))
+    return panel(rows, x, y, f"layers needed, kernel {kernel}", list(names.values()))
 
 
 def _width_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
@@ -280,7 +251,7 @@ def _width_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     x = alt.X("layers:Q", title="layers").scale(type="log", base=2).axis(values=sorted(set(rows.layers)))
     y = alt.Y("estimate:Q", title="positions").scale(type="log", nice=False, padding=8)
     order = ["whole field", *names.values()]
-    return _panel(rows, x, y, f"width of a gradient, kernel {kernel}", order)
+    return panel(rows, x, y, f"width of a gradient, kernel {kernel}", order)
 
 
 def _sine_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
@@ -301,4 +272,4 @@ def _sine_chart(frame: pd.DataFrame) -> Mapping[str, Any] | None:
     rows["nyquists"] = rows.frequency.astype(float)
     x = alt.X("nyquists:Q", title="frequency / new Nyquist frequency")
     y = alt.Y("estimate:Q", title="relative to the sine's energy")
-    return _panel(rows, x, y, f"a sine after down-sampling by {factor}", list(names.values()))
+    return panel(rows, x, y, f"a sine after down-sampling by {factor}", list(names.values()))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.charts import records
 from attnrepro.tables.scale_training.table import ARMS, AXES, RACED
 
 if TYPE_CHECKING:  # a typo is answered without these: they cost more than the whole precheck
@@ -332,12 +333,7 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
 
 
 TIMES = (("accuracy", "mean", "accuracy"), ("grad_query", "rms", "query gradient, rms"))
-COLUMNS = ("estimate", "ci_low", "ci_high")
-
-
-def _records(rows: pd.DataFrame, *more: str) -> list[dict[str, Any]]:
-    """Rows for Vega; a missing number is left out, because JSON has no nan."""
-    return [{k: v for k, v in record.items() if v == v} for record in rows[[*more, *COLUMNS]].to_dict("records")]
+COLUMNS = ["estimate", "ci_low", "ci_high"]
 
 
 def _steps_chart(frame: pd.DataFrame, optimizer: str) -> Mapping[str, Any] | None:
@@ -372,7 +368,7 @@ def _drawn(rows: pd.DataFrame, along: str, x: Any, y_title: str, title: str, *, 
 
     if log:  # nothing at zero or below has a place on a logarithmic axis
         rows = rows[rows.estimate > 0].assign(ci_low=rows.ci_low.where(rows.ci_low > 0))
-    values = _records(rows, along, "which")
+    values = records(rows, [along, "which", *COLUMNS])
 
     def y(field: str) -> alt.Y:
         axis = alt.Y(f"{field}:Q", title=y_title)

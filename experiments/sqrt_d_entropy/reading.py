@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnrepro.results.charts import records
 from attnrepro.results.rows import text
 from attnrepro.tables.sqrt_d_entropy.table import AXES, JUDGED, NUMBERS
 
@@ -284,10 +285,8 @@ def charts(frame: pd.DataFrame) -> list[Mapping[str, Any]]:
     tip = [alt.Tooltip(f"{column}:{'N' if column == 'scale' else 'Q'}") for column in columns]
     panels = []
     for (quantity, statistic), title in titles.items():
-        data = rows[(rows.quantity == quantity) & (rows.statistic == statistic)][columns]
-        # A missing number is left out: JSON has no nan.
-        values = [{k: v for k, v in record.items() if v == v} for record in data.to_dict("records")]
-        base = alt.Chart(alt.Data(values=values)).encode(x=x, color=alt.Color("scale:N", title=None))
+        data = rows[(rows.quantity == quantity) & (rows.statistic == statistic)]
+        base = alt.Chart(alt.Data(values=records(data, columns))).encode(x=x, color=alt.Color("scale:N", title=None))
         powers = quantity in ("logit_sd", "grad_query_norm")
         scale = alt.Scale(type="log", nice=False, padding=8) if powers else alt.Scale(zero=True)
 

@@ -1,11 +1,12 @@
 """Heat maps, fits and crossings: every square from a row, sorted axes, what is coloured, pale or outlined."""
 
 import json
+import math
 
 import pandas as pd
 import pytest
 
-from attnrepro.results.charts import crossed, curves, fitted, grid, rates
+from attnrepro.results.charts import crossed, curves, fitted, grid, panel, rates
 
 
 def _frame(rows: list[dict[str, object]]) -> pd.DataFrame:
@@ -187,3 +188,19 @@ def test_fits_are_lines_from_where_they_were_fitted() -> None:
     other = [(p["n_train"], p["estimate"]) for p in lines if p["model"] == "b"]
     assert other == [(100.0, 0.7), (1000.0, 0.7), (10000.0, 0.7)], "without a fit through the points"
     assert fitted(_lines().iloc[:0], "n_train", "model", {}, **told) is None
+
+
+def test_a_panel_draws_what_its_rows_have() -> None:
+    import altair as alt
+
+    whole = pd.DataFrame({"d": [1.0, 2.0], "what": "a", "estimate": [1.0, 2.0], "theory": [1.0, math.nan]})
+    ends = whole.assign(ci_low=[0.9, 1.9], ci_high=[1.1, 2.1], published=[math.nan, 2.0])
+
+    def styles(rows: pd.DataFrame) -> list[str]:
+        spec = panel(rows, alt.X("d:Q"), alt.Y("estimate:Q", title="value"), "a title", ["a"])
+        assert spec["layer"][-1]["encoding"]["y"]["title"] == "value"
+        return [layer["mark"]["style"] for layer in spec["layer"]]
+
+    assert styles(ends) == ["theory", "interval", "measured", "published"]
+    assert styles(whole) == ["theory", "measured"]
+    assert styles(ends.assign(theory=math.nan, published=math.nan)) == ["interval", "measured"]

@@ -35,7 +35,7 @@ import pandas as pd
 
 from attnrepro.app import playground
 from attnrepro.app.documents import first_sentence
-from attnrepro.app.headline import Headline
+from attnrepro.app.headline import DECADES, Headline
 from attnrepro.results.rows import TABLE_COLUMNS
 from attnrepro.results.store import write_text
 
@@ -281,9 +281,8 @@ def _link(text: str) -> str:
     return " ".join(parts)
 
 
-# Size of a sparkline, and from which ratio of its ends on its values are drawn logarithmically.
+# Size of a sparkline.
 _SPARK = (132, 34)
-_DECADES = 30.0
 
 
 def _sparkline(page: TablePage) -> str:
@@ -298,7 +297,7 @@ def _sparkline(page: TablePage) -> str:
     width, height = _SPARK
     across = _along([x for x, _ in measured + printed], shown.log, 6, width - 6)
     values = [value for _, value in measured + printed]
-    wide = min(values) > 0 and max(values) / min(values) >= _DECADES
+    wide = min(values) > 0 and max(values) / min(values) >= DECADES
     up = _along(values, wide, height - 6, 6)
     marks = []
     for number, series in enumerate(shown.of("measured"), 1):

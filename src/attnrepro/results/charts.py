@@ -25,6 +25,38 @@ FOLDED: Mapping[str, Any] = {
 }
 
 
+def panel(rows: "pd.DataFrame", x: Any, y: Any, title: str, order: Sequence[str]) -> Mapping[str, Any]:
+    """Theory lines, measured points with intervals and printed crosses, whatever of them the rows have.
+
+    A series for each value of the column ``what``, in ``order``. ``x`` and ``y`` are axes; the field of y is put in.
+    """
+    import altair as alt
+
+    known = ("estimate", "ci_low", "ci_high", "theory", "published")
+    there = [name for name in known if name in rows and rows[name].notna().any()]
+    columns = [x.shorthand.split(":")[0], "what", *there]
+    base = alt.Chart(_data(records(rows, columns))).encode(x=x, color=alt.Color("what:N", title=None, sort=list(order)))
+    tip = [alt.Tooltip(f"{column}:{'N' if column == 'what' else 'Q'}") for column in columns]
+
+    def along(field: str) -> Any:
+        placed = y.copy()
+        placed.shorthand = f"{field}:Q"
+        return placed
+
+    layers = []
+    if "theory" in there:
+        layers.append(
+            base.transform_filter("isValid(datum.theory)").mark_line(style="theory").encode(y=along("theory"))
+        )
+    if "ci_low" in there:
+        layers.append(base.mark_rule(style="interval").encode(y=along("ci_low"), y2="ci_high:Q"))
+    layers.append(base.mark_point(style="measured").encode(y=along("estimate"), tooltip=tip))
+    if "published" in there:
+        layers.append(base.mark_point(style="published").encode(y=along("published"), tooltip=tip))
+    spec: Mapping[str, Any] = alt.layer(*layers).properties(title=title, description=title).to_dict()
+    return spec
+
+
 def curves(
     frame: "pd.DataFrame",
     x: str,

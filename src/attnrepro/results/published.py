@@ -121,6 +121,17 @@ class PublishedLine:
             raise ValueError(f"claim {self.claim} has no printed number")
         return self.published - self.resolution, self.published + self.resolution
 
+    @property
+    def widened(self) -> tuple[float, float]:
+        """``bounds`` of class scaling with its relative margin on both sides.
+
+        Raises:
+            ValueError: nothing was printed, or no margin was declared.
+        """
+        margin = parse_number(self.margin)[0]
+        low, high = self.bounds
+        return low - margin * abs(low), high + margin * abs(high)
+
     def contains(self, t: float) -> bool:
         """Whether ``t`` is what was printed, both ends included and the rounding of the ends allowed for."""
         low, high = self.bounds

@@ -22,10 +22,8 @@ def tolerance(case: Case) -> str:
     if line.klass == "scaling":
         if not line.margin:
             return "none declared: shown for information"
-        low, high = line.bounds
-        margin = float(line.margin)
-        low, high = low - margin * abs(low), high + margin * abs(high)
-        return f"agrees if our 95 % interval lies in {_ends(low, high)}: {_print(line)} and {100 * margin:g} % of it"
+        percent = 100 * float(line.margin)
+        return f"agrees if our 95 % interval lies in {_ends(*line.widened)}: {_print(line)} and {percent:g} % of it"
     if line.klass == "literature":
         return "a reference that was looked up says so, or says otherwise"
     return _as_a_draw(case)

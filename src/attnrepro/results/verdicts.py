@@ -282,8 +282,7 @@ def _scaling(case: Case, estimate: Estimate) -> Judgement:
         note += f", theory {case.theory:.4g}"
     if math.isnan(low):
         return Judgement(Verdict.INCONCLUSIVE, None, f"{note}: no interval from one run")
-    a, b = line.bounds
-    a, b = a - margin * abs(a), b + margin * abs(b)
+    a, b = line.widened
     if a <= low and high <= b:
         return Judgement(Verdict.REPRODUCED, None, note)
     if high < a or low > b:
